@@ -10,7 +10,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 import thinwire as tw
 from thinwire.transport import Distributed
@@ -48,10 +48,6 @@ def inside():
     return group_with_me((0, 1), (2, 3))
 
 
-def plane():
-    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("worker", "replica"))
-
-
 def unless(group, others: bool):
     """None where `others` holds; every rank makes the group."""
     return None if others else group
@@ -65,7 +61,6 @@ CASES = {
     # The second worker passes what making the first one's group returned to it.
     "not_in_group": lambda: (across(), dist.new_group([0, 1])),
     "other_mesh": lambda: (across(), DeviceMesh("cpu", [0, 1])),
-    "mesh_of_two_dimensions": lambda: ((mesh := plane())["worker"], mesh),
     # The second rank of each worker believes that its worker is the only one.
     "alone": lambda: (group_with_me((0, 2), (1,), (3,)), inside()),
     "one_worker_undivided": lambda: (across(), unless(inside(), dist.get_rank() > 1)),

@@ -87,7 +87,7 @@ DIFFERENT_HERE = {
 
 @pytest.mark.parametrize("posts", DIFFERENT_HERE.values(), ids=DIFFERENT_HERE.keys())
 def test_workers_that_expect_other_payloads_than_are_sent_are_told(posts) -> None:
-    told = r"exchange x in round 1.*worker \d sends worker \d (no|\d+) bytes, which expects"
+    told = r"exchange x in round 1.*worker \d expects .* bytes by sender, and is sent "
     for each in [t.run(posts(t.rank), TAG) for t in in_process(2)]:
         with pytest.raises(tw.ExchangeError, match=told):
             each.wait()
@@ -95,9 +95,7 @@ def test_workers_that_expect_other_payloads_than_are_sent_are_told(posts) -> Non
 
 def test_a_worker_that_has_ended_where_another_posts_on_is_told() -> None:
     for each in [t.run(longer(t.rank), TAG) for t in in_process(2)]:
-        with pytest.raises(
-            tw.ExchangeError, match=r"worker 1 sends worker 0 1 bytes, which expects no"
-        ):
+        with pytest.raises(tw.ExchangeError, match=r"expects {} .*, and is sent {1: 1}"):
             each.wait()
 
 
@@ -150,10 +148,7 @@ def test_nccl_carries_on_while_no_worker_waits() -> None:
 
 def test_one_dimension_of_a_mesh_joins_the_workers() -> None:
     for rank, process in enumerate(run_ranks("mesh", 4)):
-        first, error = process.stdout.splitlines()
-        assert first.split() == [str(rank), str(rank % 2), "2"], process.stderr
-        assert "ConfigurationError" in error
-        assert "do: pass mesh['worker']" in error
+        assert process.stdout.split() == [str(rank), str(rank % 2), "2"], process.stderr
 
 
 @pytest.mark.slow_cases("3")
@@ -170,8 +165,6 @@ def test_processes_reach_the_bits_of_one_process_with_every_method(ranks: int) -
 # What gloo sends around a message (torch 2.13, measured): a preamble of 48 bytes with the message,
 # and 48 bytes for each of "ready to send" and "ready to receive".
 GLOO_NBYTES_PER_MESSAGE = 3 * 48
-# A note to the others on how far this worker is: a key and two numbers.
-NBYTES_PER_NOTE = 80
 
 
 def kernel_counts_sent_bytes() -> bool:
@@ -180,7 +173,7 @@ def kernel_counts_sent_bytes() -> bool:
             info = s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 512)
     except (AttributeError, OSError):
         return False
-    return len(info) >= TCP_INFO_BYTES_SENT + 8
+    return len(info) >= TCP_INFO_BYTES_SENT + 16
 
 
 @pytest.mark.skipif(not kernel_counts_sent_bytes(), reason="no tcpi_bytes_sent in this kernel")
@@ -190,7 +183,7 @@ def test_the_kernel_sends_the_bytes_that_are_counted() -> None:
         kernel, counted, rounds, per_round = map(int, process.stdout.split())
         assert rounds == ROUNDS
         assert counted == rounds * per_round
-        assert counted <= kernel <= counted + rounds * (GLOO_NBYTES_PER_MESSAGE + NBYTES_PER_NOTE)
+        assert counted <= kernel <= counted + rounds * GLOO_NBYTES_PER_MESSAGE
 
 
 def test_a_peer_that_dies_is_an_error_that_names_the_exchange() -> None:
@@ -207,18 +200,6 @@ def test_a_silent_peer_is_an_error_within_the_timeout(ranks: int) -> None:
     kind, seconds = first.stdout.split()[0], float(first.stdout.split()[-1])
     assert kind == "ExchangeTimeout"
     assert 2.0 <= seconds < 8.0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_a_worker_that_lags_is_named(ranks: int) -> None:
-    *waiting, _last = run_ranks("lag", ranks)
-    lag = f"worker {ranks - 1} has begun 4 exchanges, this worker 6"  # two are introductions
-    for process in waiting:
-        assert process.returncode == 1, process.stderr
-        assert f"exchange a test payload in round 3; because {lag}" in process.stdout
-    # Who notices first closes its connections, which the others may see before they notice.
-    assert any(process.stdout.startswith("ExchangeTimeout") for process in waiting)
 
 
 @pytest.mark.slow_cases("sizes_of_gathers-3", "sizes_of_r", "sizes_of_sw")

@@ -391,15 +391,15 @@ class ExchangeState:
 
 def _once(arrived: _Arrived, key: object, make: Callable[[], RoundResult]) -> RoundResult:
     """What `make` returns; made by one worker for all of its process, where that pays."""
+    answer = arrived.answer
     # Two workers would rather decode both payloads each than share a vector.
-    if not isinstance(arrived.answer, SharedAnswer) or len(arrived.answer) < 2:
+    if not isinstance(answer, SharedAnswer) or len(answer) < 2:
         return make()
-
-    def dense() -> RoundResult:
-        result = make()
-        return replace(result, mean=DenseVector(result.mean.whole()))
-
-    return arrived.answer.once(key, dense)
+    with answer.lock:
+        if key not in answer.made:
+            result = make()
+            answer.made[key] = replace(result, mean=DenseVector(result.mean.whole()))
+        return answer.made[key]
 
 
 class _OwnerFeedback:

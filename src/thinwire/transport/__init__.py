@@ -1,10 +1,9 @@
 """Transports: how payloads get from one worker to the others."""
 
 import warnings
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from thinwire.errors import ConfigurationError
 from thinwire.transport.base import (
     Post,
     Posts,
@@ -31,25 +30,24 @@ if TYPE_CHECKING:
     from thinwire.elastic.transport import Elastic as Elastic
 
 
+# The first two import this room; the others are names of earlier versions.
+_LATE = {
+    "Elastic": "thinwire.elastic.transport:Elastic",
+    "ElasticOptions": "thinwire.elastic.timeouts:ElasticOptions",
+    "ElasticBucket": "thinwire.elastic.transport:Elastic",
+    "default_transport": "thinwire.address:connect",
+}
+_RENAMED = {"ElasticBucket": "Elastic", "default_transport": "tw.connect"}
+
+
 def __getattr__(name: str) -> Any:
-    # The room of elastic runs imports this one, and brings obstore along.
-    if name == "ElasticOptions":
-        return import_module("thinwire.elastic.timeouts").ElasticOptions
-    if name == "ElasticBucket":
-        warnings.warn("ElasticBucket is Elastic from 0.3 on", DeprecationWarning, stacklevel=2)
-    if name == "default_transport":
-        warnings.warn("default_transport is tw.connect", DeprecationWarning, stacklevel=2)
-        return import_module("thinwire.address").connect
-    if name in ("Elastic", "ElasticBucket"):
-        return import_module("thinwire.elastic.transport").Elastic
     if name == "Bucket":
-        raise ConfigurationError(
-            "exchange over tw.transport.Bucket",
-            because="a fixed number of workers meet by Elastic from 0.3 on",
-            do="write Elastic(URL, run=NAME, workers=K, worker=k) in place of "
-            "Bucket(URL, run=NAME, workers=K, rank=k)",
-        )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError("Bucket is Elastic(URL, run=NAME, workers=K, worker=k) from 0.3 on")
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _RENAMED:
+        warnings.warn(f"{name} is {_RENAMED[name]} from 0.3 on", DeprecationWarning, stacklevel=2)
+    return resolve_name(_LATE[name])
 
 
 __all__ = [

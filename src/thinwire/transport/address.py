@@ -1,9 +1,15 @@
 """HOST:PORT as text, and the address of this machine."""
 
+import re
 import socket
 
-from thinwire.errors import ConfigurationError
+from thinwire.errors import check
 
+# Labels of up to 63 characters, as in DNS; a longer name cannot be looked up.
+_LABEL = r"[^\s.:/@\[\]]{1,63}"
+_ADDRESS = re.compile(
+    rf"(?:\[(?P<ipv6>[0-9A-Fa-f:.%\w]+)\]|(?P<host>{_LABEL}(?:\.{_LABEL})*\.?)):(?P<port>[0-9]{{1,5}})"
+)
 # A block reserved for documentation, which only the default route leads to.
 _DEFAULT_ROUTE = "192.0.2.1"
 
@@ -20,27 +26,15 @@ def split_address(address: str) -> tuple[str, int]:
     >>> split_address("node1:29400"), split_address("[::1]:29400")
     (('node1', 29400), ('::1', 29400))
     """
-    host, colon, port = address.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    bare = host[1:-1] if bracketed else host
-    # int() refuses thousands of digits by an error of its own.
-    is_number = port.isascii() and port.isdigit() and len(port) <= 5
-    known = colon and is_number and int(port) <= 65535
-    if not known or not _is_host(bare) or (":" in bare and not bracketed):
-        raise ConfigurationError(
-            f"use address {address[:80]!r}",
-            because="it is not HOST:PORT with the name of a host and a port up to 65535",
-            do="pass something like node1:29400, or [::1]:29400 for IPv6",
-        )
-    return bare, int(port)
-
-
-def _is_host(host: str) -> bool:
-    # What cannot be looked up ends in an error of another kind there.
-    try:
-        return bool(host.encode("idna"))
-    except UnicodeError:
-        return False
+    found = _ADDRESS.fullmatch(address)
+    check(
+        found is not None and int(found["port"]) <= 65535,
+        f"use address {address[:80]!r}",
+        because="it is not HOST:PORT with the name of a host and a port up to 65535",
+        do="pass something like node1:29400, or [::1]:29400 for IPv6",
+    )
+    assert found is not None
+    return found["ipv6"] or found["host"], int(found["port"])
 
 
 def address_text(host: str, port: int) -> str:

@@ -17,6 +17,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -130,30 +131,21 @@ def wrapped(
 
 
 class SharedAnswer(dict[int, Tensor]):
-    """What came from the others, for workers of one process that all posted to all.
+    """The answer to a post of all workers of one process to all.
 
-    What all of them would make of it alike, one of them makes for all.
-
-    >>> made, lock = {}, threading.Lock()
-    >>> answers = [SharedAnswer({}, made, lock) for _ in range(2)]
-    >>> [answer.once("sum", lambda: len(made)) for answer in answers]
-    [0, 0]
+    Args:
+        received: the answer.
+        made: what one of the workers computed for all of them, by name.
+        lock: held while one of them computes it.
     """
 
-    def __init__(self, received: Received, made: dict[object, Any], lock: threading.Lock) -> None:
+    def __init__(self, received: Received, made: dict[Any, Any], lock: threading.Lock) -> None:
         super().__init__(received)
-        self._made, self._lock = made, lock
-
-    def once(self, key: object, make: Callable[[], T]) -> T:
-        """What `make` returned for the first worker that asked for `key`."""
-        with self._lock:
-            if key not in self._made:
-                self._made[key] = make()
-            return self._made[key]
+        self.made, self.lock = made, lock
 
 
 def attempt(work: Callable[[], T]) -> Callable[[], T]:
-    """Do `work` now, and return what returns its result, or raises its error.
+    """Do `work` now; return a function that returns its result or raises its error.
 
     For an exchange that works in a thread of the transport, which may take an error for a fault of
     the link: the error is raised where the exchange is waited for.
@@ -161,16 +153,12 @@ def attempt(work: Callable[[], T]) -> Callable[[], T]:
     >>> attempt(lambda: 1 + 1)()
     2
     """
+    done = Future[T]()
     try:
-        result = work()
+        done.set_result(work())
     except Exception as error:
-        failure = error
-
-        def fail() -> T:
-            raise failure
-
-        return fail
-    return lambda: result
+        done.set_exception(error)
+    return done.result
 
 
 def bytes_tensor(raw: bytes | bytearray) -> Tensor:

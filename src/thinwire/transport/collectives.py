@@ -21,18 +21,6 @@ _POLL_S = 0.0005
 _SLOWEST_POLL_S = 0.005
 
 
-def twin_of(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
-    """Another group of the same ranks, backend and timeout; all of its ranks make it together."""
-    ranks = dist.get_process_group_ranks(group)
-    twin: Any = dist.new_group(
-        ranks,
-        backend=dist.get_backend(group),
-        timeout=timeout_of(group, device),
-        use_local_synchronization=True,
-    )
-    return twin
-
-
 def timeout_of(group: dist.ProcessGroup, device: torch.device) -> datetime.timedelta:
     """How long what a group carries on `device` may take."""
     options: Any = group._get_backend(device).options
@@ -112,10 +100,10 @@ class Collectives:
         if self.stream is not None:
             self.stream.synchronize()
 
-
-def sync(stream: torch.cuda.Stream, payloads: Iterable[Tensor]) -> None:
-    """Make work that the caller issues afterwards run after what `stream` did to `payloads`."""
-    current = torch.cuda.current_stream(stream.device)
-    current.wait_stream(stream)
-    for payload in payloads:
-        payload.record_stream(current)
+    def sync(self, payloads: Iterable[Tensor]) -> None:
+        """Make work that the caller issues afterwards run after what was done to `payloads`."""
+        if self.stream is not None:
+            current = torch.cuda.current_stream(self._device)
+            current.wait_stream(self.stream)
+            for payload in payloads:
+                payload.record_stream(current)

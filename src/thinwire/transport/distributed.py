@@ -3,10 +3,9 @@
 import itertools
 import os
 import re
-import sys
 import weakref
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout, ThinwireError, check
+from thinwire.errors import ExchangeError, ExchangeTimeout, ThinwireError, check
 from thinwire.transport.base import (
     Posts,
     Round,
@@ -24,24 +23,23 @@ from thinwire.transport.base import (
     bytes_tensor,
     to_all,
 )
-from thinwire.transport.collectives import Collectives, sync, timeout_of, twin_of
-from thinwire.transport.exchange_counts import ExchangeCounts
+from thinwire.transport.collectives import Collectives, timeout_of
 from thinwire.transport.gloo_group import gloo_group
 from thinwire.transport.gloo_messages import GlooMessages
 from thinwire.transport.in_process import in_process
-from thinwire.transport.progress_thread import ProgressThread
+from thinwire.transport.progress_thread import ProgressThread, closed
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
 
-_SHARED: "weakref.WeakKeyDictionary[Any, tuple[Any, Iterator[int]]]" = weakref.WeakKeyDictionary()
-"""What the transports on a group share: a connection to its store, and their numbers."""
+_NUMBERS: "weakref.WeakKeyDictionary[Any, Iterator[int]]" = weakref.WeakKeyDictionary()
+"""Numbers of the transports on a group."""
 
 
 def reason_of(error: Exception) -> str:
-    """What `error` says, without where in gloo it was said.
+    """The message of `error`, without its place in gloo's source.
 
     >>> reason_of(RuntimeError("[pair.cc:553] Connection closed by peer [::1]:4. This is typical"))
     'Connection closed by peer [::1]:4'
@@ -52,14 +50,12 @@ def reason_of(error: Exception) -> str:
 
 
 @contextmanager
-def naming_failures(
-    what: RoundTag | str, differences: Callable[[], str] | None = None
-) -> Generator[None]:
-    """Turn what a backend throws inside into an error that says what was being exchanged.
+def naming_failures(what: RoundTag | str, *, hint: str = "") -> Generator[None]:
+    """Turn an error of a backend into one that names the exchange.
 
     Args:
-        what: is exchanged.
-        differences: called after a failure; says how the other workers differ from this one.
+        what: the exchange.
+        hint: the likely cause.
     """
     try:
         yield
@@ -69,11 +65,10 @@ def naming_failures(
         reason = reason_of(error)
         silent = "timed out" in reason.lower() or "timeout" in reason.lower()
         kind = ExchangeTimeout if silent else ExchangeError
-        known = differences() if differences else ""
         peer = "a peer stayed silent" if silent else "a peer is gone"
         raise kind(
             f"exchange {what}",
-            because=": ".join(filter(None, (known, peer, reason))),
+            because=": ".join(filter(None, (hint, peer, reason))),
             do="restart the workers from their last checkpoint; if the link is merely slow, give "
             "the process group a longer timeout",
         ) from error
@@ -94,8 +89,7 @@ class Distributed(Transport):
             means the default group.
 
     Raises:
-        ConfigurationError: torchrun started several processes but none joined a process group, or a
-            mesh has several dimensions.
+        ConfigurationError: torchrun started several processes but none joined a process group.
 
     >>> Distributed().world_size
     1
@@ -103,20 +97,20 @@ class Distributed(Transport):
 
     def __init__(self, group: "dist.ProcessGroup | DeviceMesh | None" = None) -> None:
         self._group = group_of(group)
-        self._is_alone = group is None and not (dist.is_available() and dist.is_initialized())
+        is_alone = group is None and not (dist.is_available() and dist.is_initialized())
         started = int(os.environ.get("WORLD_SIZE", "1"))
         check(
-            started == 1 or not self._is_alone,
+            started == 1 or not is_alone,
             "connect the workers",
             because=f"torchrun started {started} processes but there is no process group",
             do="call torch.distributed.init_process_group() before tw.transport.Distributed(); if "
             "they are all one worker, connect it by tw.transport.Rendezvous",
         )
-        joined = None if self._is_alone else self._joined_group()
+        joined = None if is_alone else self._joined_group()
         self.rank, self.world_size = (0, 1) if joined is None else (joined.rank(), joined.size())
-        # What makes the carrier of an exchange from its number; empty before the first one.
+        # Makes the carrier of an exchange from its number; empty before the first one.
         self._carriers: list[Callable[[int], GlooMessages | Collectives]] = []
-        self._counts: ExchangeCounts | None = None
+        self._begun = itertools.count(1)
         self._progress = ProgressThread()
         # Also at the end of the interpreter, which must not find the thread inside a backend.
         self._closing = weakref.finalize(self, _end, self._progress, self._carriers)
@@ -135,19 +129,17 @@ class Distributed(Transport):
         """
         if self.world_size == 1:
             return in_process(1)[0].run(posts, tag)
-        check(
-            self._closing.alive,
-            f"exchange {tag}",
-            because="its transport was closed",
-            do="build another one, on all workers",
-            kind=ExchangeError,
-        )
+        if not self._closing.alive:
+            raise closed(tag)
         running = RunningExchange(posts)
         if running.post is None:
             return running
         # From this thread: over gloo what is sent first is on its way at once.
-        with self._naming(tag):
-            carrier = self._begin()
+        with naming_failures(tag):
+            if not self._carriers:
+                # Not before the first exchange: some rank may build a transport and never use it.
+                self._carriers.append(_carrier(self._joined_group()))
+            carrier = self._carriers[0](next(self._begun))
             first = carrier.start(running.post, 0)
         last: list[Tensor] = []
 
@@ -157,28 +149,24 @@ class Distributed(Transport):
             # What is sent next was computed on this stream, so it is sent from there.
             with nullcontext() if stream is None else torch.cuda.stream(stream):
                 while running.post is not None:
-                    with self._naming(tag):
+                    with naming_failures(tag):
                         received = first() if step == 0 else carrier.start(running.post, step)()
                     last[:] = received.values()
                     running.answer(received)
                     step += 1
 
         self._progress.submit(running, tag, carry=carry, abort=carrier.abort)
-        if (stream := carrier.stream) is not None:
+        if isinstance(carrier, Collectives):
             ended = running.arrive
-            running.arrive = lambda: (ended(), sync(stream, last))
+            running.arrive = lambda: (ended(), carrier.sync(last))
         return running
 
     def close(self) -> None:
-        """End the thread that sees exchanges through; those under way fail.
+        """End the progress thread; exchanges under way fail.
 
-        It happens by itself when the transport is no longer used and when the process ends.
+        Called when the transport is garbage collected and when the process ends.
         """
         self._closing()
-
-    def _naming(self, tag: RoundTag) -> AbstractContextManager[None]:
-        """Turn a failure inside into an error that also says which worker is behind, if known."""
-        return naming_failures(tag, self._counts and self._counts.behind)
 
     def announce(self, card: bytes, tag: RoundTag) -> dict[int, bytes]:
         """Gather all cards; an all-gather takes one length, so lengths go first."""
@@ -194,44 +182,30 @@ class Distributed(Transport):
         cards = self.run(gathered(padded), tag).wait()
         return {rank: each.numpy().tobytes()[: lengths[rank]] for rank, each in cards.items()}
 
-    def _begin(self) -> GlooMessages | Collectives:
-        """Count an exchange, and make what carries it."""
-        if self._counts is None:
-            # Not before the first exchange: some rank may build a transport and never use it.
-            group = self._joined_group()
-            store, numbers = _shared(group)
-            name = f"thinwire{next(numbers)}"
-            self._carriers.append(_carrier(group, store, name))
-            self._counts = ExchangeCounts(store, name, self.rank, self.world_size)
-        self._counts.begin()
-        return self._carriers[0](self._counts.begun)
 
-
-def _shared(group: Any) -> tuple[Any, Iterator[int]]:
-    """Connecting takes seconds on some machines, so that not every transport does."""
-    if group not in _SHARED:
-        store: Any = None
-        # Nothing but an error message is poorer without the store.
-        with suppress(RuntimeError, ValueError, OSError):
-            # A wait for a key blocks a connection: not the one that torch uses.
-            store = group.get_group_store().clone()
-        _SHARED[group] = store, itertools.count()
-    return _SHARED[group]
-
-
-def _carrier(group: Any, store: Any, name: str) -> Callable[[int], GlooMessages | Collectives]:
-    """What carries exchanges over a group of one transport's own: all ranks of `group` call this.
+def _carrier(group: Any) -> Callable[[int], GlooMessages | Collectives]:
+    """Make a process group for one transport; all ranks of `group` call this.
 
     What one transport left under way must not reach another one.
+
+    Returns:
+        A function that makes the carrier of an exchange from its number.
     """
     device = device_of(group)
     if _backend_name(group) != "gloo":
+        twin: Any = dist.new_group(
+            dist.get_process_group_ranks(group),
+            backend=dist.get_backend(group),
+            timeout=timeout_of(group, device),
+            use_local_synchronization=True,
+        )
         # destroy_process_group() must find no other reference that keeps it alive.
-        twin: Any = weakref.ref(twin_of(group, device))
-        return lambda _: Collectives(twin(), device)
+        known: Any = weakref.ref(twin)
+        return lambda _: Collectives(known(), device)
     if is_known(group):
         stores: Any = dist
-        own = stores.PrefixStore(name, store or group.get_group_store())
+        number = next(_NUMBERS.setdefault(group, itertools.count()))
+        own = stores.PrefixStore(f"thinwire{number}", group.get_group_store())
         timeout_s = timeout_of(group, device).total_seconds()
         group = gloo_group(own, group.rank(), group.size(), timeout_s=timeout_s)
     return partial(GlooMessages, group)
@@ -244,19 +218,8 @@ def _end(progress: ProgressThread, carriers: list[Any]) -> None:
 
 
 def group_of(group: Any) -> Any:
-    """The process group of a mesh; anything else unchanged."""
-    # A caller that has a mesh has imported its module, which is slow to import.
-    meshes: Any = sys.modules.get("torch.distributed.device_mesh")
-    if meshes is None or not isinstance(group, meshes.DeviceMesh):
-        return group
-    if group.ndim != 1:
-        raise ConfigurationError(
-            "connect ranks over this mesh",
-            because=f"it is a mesh of {group.ndim} dimensions, and only one of them joins the same "
-            "rank of every worker",
-            do="pass mesh['worker'], or whatever that dimension's name is",
-        )
-    return group.get_group()
+    """The process group of a one-dimensional mesh; anything else unchanged."""
+    return group.get_group() if hasattr(group, "get_group") else group
 
 
 def is_known(group: Any) -> bool:

@@ -25,36 +25,34 @@ T = TypeVar("T")
 
 
 def answers_of(posts: Sequence[Post | None], tag: RoundTag) -> Sequence[dict[int, Tensor]]:
-    """What every worker gets back when all of them post at once, in rank order.
+    """The answers to all workers, which post at once, in rank order.
 
-    One whose exchange has ended (None) sends and expects nothing.
+    A worker whose exchange has ended (None) sends and expects nothing.
 
     Raises:
-        ExchangeError: one waits for what no other sends, or for another size.
+        ExchangeError: one expects other payloads than are sent to it.
 
     >>> import torch
-    >>> from thinwire.transport.base import to_all
-    >>> posts = [to_all(torch.tensor([rank]), rank, 2) for rank in range(2)]
+    >>> posts = [Post({1: torch.tensor([7])}, {}), Post({}, {0: 1})]
     >>> answers_of(posts, RoundTag(what="x", round=1))
-    [{1: tensor([1])}, {0: tensor([0])}]
+    [{}, {0: tensor([7])}]
     """
     present = [post or Post({}, {}) for post in posts]
-    for receiver, post in enumerate(present):
-        for sender, theirs in enumerate(present):
-            payload = theirs.to.get(receiver) if sender != receiver else None
-            sent = "no" if payload is None else payload.numel()
-            expected = post.take.get(sender, "no")
-            if sent != expected:
-                raise ExchangeError(
-                    f"exchange {tag}",
-                    because=f"worker {sender} sends worker {receiver} {sent} bytes, which expects "
-                    f"{expected}",
-                    do="give all workers the same model and method",
-                )
-    answers = [{k: present[k].to[rank] for k in post.take} for rank, post in enumerate(present)]
+    answers: list[dict[int, Tensor]] = []
+    for rank, post in enumerate(present):
+        others = [(k, theirs) for k, theirs in enumerate(present) if k != rank]
+        answers.append({k: theirs.to[rank] for k, theirs in others if rank in theirs.to})
+        sent = {k: payload.numel() for k, payload in answers[-1].items()}
+        check(
+            sent == post.take,
+            f"exchange {tag}",
+            because=f"worker {rank} expects {dict(post.take)} bytes by sender, and is sent {sent}",
+            do="give all workers the same model and method",
+            kind=ExchangeError,
+        )
     if not all(post.is_to_all(len(posts)) for post in present):
         return answers
-    made, lock = dict[object, Any](), threading.Lock()
+    made, lock = dict[Any, Any](), threading.Lock()
     return [SharedAnswer(answer, made, lock) for answer in answers]
 
 

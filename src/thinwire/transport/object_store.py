@@ -106,34 +106,25 @@ class ObjectStore:
             ExchangeError: the store refuses it, or is full. ExchangeTimeout: the deadline.
         """
 
-        nbytes = len(payload)
-        while not await self._put(key, payload, until_s, mode="create"):
-            there = await self._read(key, until_s, nbytes)
-            self.requests.retries += 2
-            if there is not None and not is_same(there):
-                return False
-            if there is not None:
-                break
-            # Some answer 409 as if it was there when two write at once, and take neither.
-            await self._pause(
-                f"write {key}", "the store says that it is there and has none", until_s
-            )
-        self.requests.puts += 1
-        return True
-
-    async def _put(self, key: str, payload: memoryview, until_s: float, mode: str) -> bool:
-        async def put() -> bool:
+        async def write() -> bool:
             try:
-                await self._obstore.put_async(
-                    self._store, key, payload, mode=mode, use_multipart=False
-                )
+                await self._write(key, payload, mode="create")
             except (self._errors.AlreadyExistsError, self._errors.PreconditionError):
-                if mode == "overwrite":
-                    raise
-                return False
-            return True
+                self.requests.retries += 2
+            else:
+                return True
+            try:
+                return is_same(await self._fetch(key))
+            except FileNotFoundError:
+                # Some servers answer 409 to both of two that write at once, and take neither.
+                raise ConnectionError("the store says that it is there and has none") from None
 
-        return await self._tried(f"write {key}", put, until_s, nbytes=len(payload))
+        is_mine = await self._tried(f"write {key}", write, until_s, nbytes=2 * len(payload))
+        self.requests.puts += is_mine
+        return is_mine
+
+    async def _write(self, key: str, payload: memoryview, mode: str) -> None:
+        await self._obstore.put_async(self._store, key, payload, mode=mode, use_multipart=False)
 
     async def check_put_if_absent(self, key: str, until_s: float) -> None:
         """Write an object twice, the second time only if nothing is there, and delete it.
@@ -174,8 +165,8 @@ class ObjectStore:
         Raises:
             ExchangeError: the store refuses it, or is full. ExchangeTimeout: the deadline.
         """
-
-        await self._put(key, payload, until_s, mode="overwrite")
+        write = partial(self._write, key, payload, mode="overwrite")
+        await self._tried(f"write {key}", write, until_s, nbytes=len(payload))
         self.requests.puts += 1
 
     async def sizes(self, prefix: str, until_s: float, *, after: str = "") -> dict[str, int]:
@@ -213,17 +204,15 @@ class ObjectStore:
         Raises:
             ExchangeError: the store refuses it. ExchangeTimeout: the deadline.
         """
-        payload = await self._read(key, until_s, nbytes)
+        read = partial(_or_none, partial(self._fetch, key))
+        payload = await self._tried(f"read {key}", read, until_s, nbytes=nbytes)
         self.requests.polls += payload is None
         self.requests.gets += payload is not None
         return payload
 
-    async def _read(self, key: str, until_s: float, nbytes: int) -> memoryview | None:
-        async def read() -> memoryview:
-            found = await self._obstore.get_async(self._store, key)
-            return memoryview(await found.bytes_async())
-
-        return await self._tried(f"read {key}", partial(_or_none, read), until_s, nbytes=nbytes)
+    async def _fetch(self, key: str) -> memoryview:
+        found = await self._obstore.get_async(self._store, key)
+        return memoryview(await found.bytes_async())
 
     async def stamp(self, key: str, until_s: float) -> tuple[str, float] | None:
         """An object's tag, and when it was written; None if there is no such object.
@@ -322,44 +311,29 @@ class ObjectStore:
                 self._was_allowed = True
                 return answer
             except (self._errors.BaseError, OSError) as error:
-                tries += 1
-                do = self._refuse(what, error)
-                why = _reason_of(error)
+                do, why = self._refuse(what, error), _reason_of(error)
+            tries += 1
             if tries == _WARNED_TRIES:
                 _LOG.warning("still trying to %s in %s: %s", what, self.url, why)
             self.requests.retries += 1
-            await self._pause(what, why, until_s, pause_s, do)
+            # With time left for another request, so that this is the reason that is given.
+            if now_s() + 2 * pause_s > until_s:
+                raise ExchangeTimeout(f"{what} in {self.url}", because=why, do=do)
+            await asyncio.sleep(pause_s)
             pause_s = min(_LONGEST_PAUSE_S, pause_s * _GROWTH)
 
-    async def _pause(
-        self,
-        what: str,
-        why: str,
-        until_s: float,
-        pause_s: float = 10 * _PAUSE_S,
-        do: str = _WAIT_LONGER,
-    ) -> None:
-        # With time left for the request after it, so that this is the reason that is given.
-        if now_s() + 2 * pause_s > until_s:
-            raise ExchangeTimeout(f"{what} in {self.url}", because=why, do=do)
-        await asyncio.sleep(pause_s)
-
     def _refuse(self, what: str, error: Exception) -> str:
-        """Raise for an error that does not pass by itself; returns what to do if it never does."""
-        is_denied = isinstance(
-            error, (self._errors.PermissionDeniedError, self._errors.UnauthenticatedError)
-        )
-        is_absent = isinstance(error, FileNotFoundError)
+        """Raise `error` if it does not pass by itself; else return what to do if it stays."""
+        errors, is_absent = self._errors, isinstance(error, FileNotFoundError)
+        is_denied = isinstance(error, (errors.PermissionDeniedError, errors.UnauthenticatedError))
         if is_denied:
             do = "pass keys that may put, get and delete there; and see that this clock is right"
-        elif isinstance(error, self._errors.NotSupportedError):
-            do = "take a store that writes only if there is nothing (If-None-Match), as S3 does"
         elif is_absent and self._is_remote:
             do = "create the bucket, or correct its name"
         elif _WRONG.search(str(error)):
             do = "correct the URL, the endpoint, the region or the keys"
-        elif self._is_remote or is_absent or isinstance(error, TimeoutError):
-            # A folder may vanish, which another process empties, before a file is in it.
+        elif self._is_remote or is_absent or isinstance(error, (TimeoutError, ConnectionError)):
+            # Another process may remove an empty folder before a file is in it.
             return _WAIT_LONGER
         else:
             do = "make room or correct the folder's permissions; then start this worker again"
@@ -378,7 +352,7 @@ async def _or_none(request: Callable[[], Awaitable[T]]) -> T | None:
 
 
 def now_s() -> float:
-    """Seconds by the clock of the running event loop, which a simulation may replace."""
+    """Seconds by the clock of the running event loop."""
     return asyncio.get_running_loop().time()
 
 

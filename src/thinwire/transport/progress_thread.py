@@ -15,11 +15,11 @@ _JOIN_S = 5.0
 
 
 def closed(tag: RoundTag) -> ExchangeError:
-    """The error of an exchange that its transport did not carry to its end."""
+    """The error of an exchange whose transport was closed."""
     return ExchangeError(
         f"exchange {tag}",
-        because="its transport was closed while it was under way",
-        do="wait for every exchange that was started",
+        because="its transport was closed",
+        do="wait for every exchange before closing; then build another transport on all workers",
     )
 
 

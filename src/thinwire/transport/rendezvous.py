@@ -17,7 +17,7 @@ from thinwire.transport.gloo_group import gloo_group
 from thinwire.transport.in_process import in_process
 
 _POLL_S = 0.02
-_GONE = "worker 0, which they meet at, or another one is gone"
+_GONE = "worker 0, at whose address they meet, or another one is gone"
 
 
 class Rendezvous(WrappedTransport):
@@ -41,9 +41,8 @@ class Rendezvous(WrappedTransport):
 
     Raises:
         ConfigurationError: a number that cannot be, or an address that is not worker 0's.
-        MismatchError: another K or another number of ranks than a worker that is there already, or
-            a number that another worker has.
-        ExchangeTimeout: a worker is missing; says which.
+        MismatchError: another worker has this one's number, another K or another number of ranks.
+        ExchangeTimeout: a worker is missing; the message names it.
 
     >>> Rendezvous("127.0.0.1:29400", worker=0, workers=1).world_size
     1
@@ -75,7 +74,7 @@ class Rendezvous(WrappedTransport):
         until_s = time.monotonic() + timeout_s
         store = _open_store(meeting_host, port, serves=worker == mine == 0, until_s=until_s)
         self._store = store  # worker 0's serves the others
-        with naming_failures("anything before all have met", lambda: _GONE):
+        with naming_failures("anything before all have met", hint=_GONE):
             _check_in(store, (worker, mine), workers, many, until_s=until_s)
             stores: Any = dist
             own = stores.PrefixStore(f"rank{mine}", store)
@@ -121,33 +120,22 @@ def _open_store(host: str, port: int, *, serves: bool, until_s: float) -> Any:
 def _check_in(
     store: Any, place: tuple[int, int], workers: int, ranks: int, *, until_s: float
 ) -> None:
-    """Write who is here, and wait for the same rank of all other workers."""
+    """Write that this process has come, and wait for the same rank of all other workers."""
     worker, rank = place
-    mine = f"workers={workers}, ranks={ranks}"
-    check(
-        store.add(f"taken/{worker}/{rank}", 1) == 1,
-        f"take part as worker {worker}, rank {rank}",
-        because="another process has that place, or one that has ended had it in this run",
-        do="give every worker a number of its own; after a failure start all workers again",
-        kind=MismatchError,
-    )
-    store.set(f"here/{worker}/{rank}", mine)
-    for other in range(workers):
-        key = f"here/{other}/{rank}"
-        while not store.check([key]):
-            check(
-                time.monotonic() < until_s,
-                f"meet worker {other}",
-                because="it has not come in time",
-                do=f"start worker {other}, with the same address and the same number of workers",
-                kind=ExchangeTimeout,
-            )
-            time.sleep(_POLL_S)
-        theirs = store.get(key).decode()
+    numbers = f"of {workers}, with {ranks} ranks"
+    wanted = {f"worker {other} {numbers}" for other in range(workers)}
+    store.append(f"rank{rank}", f"worker {worker} {numbers}\n")
+    while True:
+        came = store.get(f"rank{rank}").decode().splitlines()
+        if sorted(came) == sorted(wanted):
+            return
+        is_wrong = len(came) > len(wanted.intersection(came))
+        missing = ", ".join(sorted(wanted.difference(came))) or "none"
         check(
-            theirs == mine,
-            f"work with worker {other}",
-            because=f"it was started with {theirs} and worker {worker} with {mine}",
-            do="start all workers with the same numbers",
-            kind=MismatchError,
+            not is_wrong and time.monotonic() < until_s,
+            f"meet as worker {worker} {numbers}",
+            because=f"these have come: {', '.join(sorted(came))}; missing: {missing}",
+            do="start every worker once, with the same numbers; after a failure start all again",
+            kind=MismatchError if is_wrong else ExchangeTimeout,
         )
+        time.sleep(_POLL_S)

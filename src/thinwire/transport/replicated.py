@@ -1,11 +1,12 @@
 """A worker of several ranks that hold the same: what it sends goes out once, divided among them."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
 from thinwire.errors import MismatchError, check
@@ -53,7 +54,7 @@ class ReplicatedRanks(WrappedTransport):
         super().__init__(inner)
         given = _checked(group)
         ranks = dist.get_process_group_ranks(given)
-        with naming_failures(f"anything inside a worker of {len(ranks)} ranks", lambda: _UNMATCHED):
+        with naming_failures(f"anything inside a worker of {len(ranks)} ranks", hint=_UNMATCHED):
             # Of its own: another thread gathers here while the trainer averages gradients there.
             self._group: Any = dist.new_group(
                 ranks,
@@ -70,79 +71,58 @@ class ReplicatedRanks(WrappedTransport):
         return self._inner.run(wrapped(posts, lambda post: self._divided(post, tag)), tag)
 
     def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
-        """Announce it, if all ranks of this worker announce the same."""
+        """Announce `card`, which has a digest of the weights, if all ranks of this worker agree."""
+        found: list[Any] = [(self.rank, self.world_size, card)] * self.parts
         if self.parts > 1:
-            self._check_ranks(card)
+            with naming_failures("descriptions inside a worker", hint=_UNMATCHED):
+                dist.all_gather_object(found, found[0], self._group)
+        for rank, theirs in enumerate(found):
+            is_same_worker = theirs[:2] == found[0][:2]
+            check(
+                theirs == found[0],
+                _DIVIDE,
+                because=f"its ranks 0 and {rank} hold other parameters"
+                if is_same_worker
+                else f"its rank 0 is worker {found[0][0]} of {found[0][1]} and its rank {rank} is "
+                f"worker {theirs[0]} of {theirs[1]}",
+                do="pass a group of ranks of one worker, seeded alike, as ddp_group, and to the "
+                "transport the group that joins the same rank of every worker; ranks that shard "
+                "the parameters send their own shards, without ddp_group",
+                kind=MismatchError,
+            )
         return self._inner.announce(card, tag)
 
-    def _check_ranks(self, card: bytes) -> None:
-        """All ranks are of one worker, and announce the same: it has a digest of the weights."""
-        found: list[Any] = [None] * self.parts
-        with naming_failures("descriptions inside a worker", lambda: _UNMATCHED):
-            dist.all_gather_object(found, (self.rank, self.world_size, card), self._group)
-        worker, workers, first = found[0]
-        for rank, (other, of, theirs) in enumerate(found):
-            check(
-                (other, of) == (worker, workers),
-                _DIVIDE,
-                because=f"its rank 0 is worker {worker} of {workers} and its rank {rank} is worker "
-                f"{other} of {of}",
-                do="pass the group of one worker's ranks as ddp_group, and to the transport the "
-                "one that joins the same rank of every worker",
-                kind=MismatchError,
-            )
-            check(
-                theirs == first,
-                "divide what a worker sends among its ranks",
-                because=f"its ranks 0 and {rank} hold other parameters",
-                do="seed them alike, or leave out ddp_group: ranks that shard the parameters send "
-                "their own shards",
-                kind=MismatchError,
-            )
-
     def _divided(self, post: Post, tag: RoundTag) -> Generator[Post, Received, Received]:
-        bounds = {sender: self._bounds(nbytes) for sender, nbytes in post.take.items()}
-        take = {r: ends[self._index + 1] - ends[self._index] for r, ends in bounds.items()}
+        (numel,) = set(post.take.values()) or {0}  # a worker's ranks gather parts of one size
+        sizes = self._sizes(numel)
+        take = dict.fromkeys(post.take, sizes[self._index])
         parts = yield post.changed(self._part)._replace(take=take)
-        sizes = set(post.take.values())
-        assert len(sizes) <= 1, "a worker's ranks gather parts of one size"
-        whole = self._whole(list(parts.values()), sizes.pop(), tag) if parts else ()
-        return dict(zip(parts, whole, strict=True))
-
-    def _bounds(self, numel: int) -> list[int]:
-        return [rank * numel // self.parts for rank in range(self.parts + 1)]
-
-    def _part(self, payload: Tensor) -> Tensor:
-        bounds = self._bounds(payload.numel())
-        return payload[bounds[self._index] : bounds[self._index + 1]]
-
-    def _whole(self, parts: Sequence[Tensor], numel: int, tag: RoundTag) -> list[Tensor]:
-        """Payloads of `numel` bytes, of which every rank of the worker has `parts`."""
-        bounds = self._bounds(numel)
-        sizes = [end - start for start, end in pairwise(bounds)]
-        mine = torch.zeros(len(parts), max(sizes), dtype=torch.uint8)
-        for row, part in zip(mine, parts, strict=True):
-            row[: part.numel()] = part
+        if not parts:
+            return {}
+        mine = torch.stack([part.cpu() for part in parts.values()])
+        mine = F.pad(mine, (0, max(sizes) - mine.shape[1]))
         everyone = [torch.empty_like(mine) for _ in sizes]
         with naming_failures(f"{tag} inside a worker"):
             dist.all_gather(everyone, mine, group=self._group)
-        return [
-            torch.cat([rows[k, :size] for rows, size in zip(everyone, sizes, strict=True)])
-            for k in range(len(parts))
-        ]
+        cut = [rows[:, :size] for rows, size in zip(everyone, sizes, strict=True)]
+        return dict(zip(parts, torch.cat(cut, dim=1), strict=True))
+
+    def _sizes(self, numel: int) -> list[int]:
+        bounds = [rank * numel // self.parts for rank in range(self.parts + 1)]
+        return [end - start for start, end in pairwise(bounds)]
+
+    def _part(self, payload: Tensor) -> Tensor:
+        return payload.split(self._sizes(payload.numel()))[self._index]
 
 
 def _checked(group: Any) -> Any:
     """The process group that was given as ddp_group, if it is one that has this rank."""
     is_outside = hasattr(group, "get_coordinate") and group.get_coordinate() is None
-    found = dist.GroupMember.NON_GROUP_MEMBER if is_outside else group_of(group)
-    is_group = isinstance(found, dist.ProcessGroup) and is_known(found)
+    found = None if is_outside else group_of(group)
     check(
-        is_group,
+        isinstance(found, dist.ProcessGroup) and is_known(found),
         _DIVIDE,
-        because="this rank is not in the group"
-        if found == dist.GroupMember.NON_GROUP_MEMBER
-        else f"{group!r} is no process group of torch.distributed",
+        because=f"this rank is not in {group!r}, or that is no process group of torch.distributed",
         do="pass the group, or the one dimension of the mesh, that has this worker's ranks and no "
         "others, on each of them; or leave out ddp_group: every rank then sends all",
     )
