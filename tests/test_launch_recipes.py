@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from processes import free_port
 from thinwire.address import Address
 
 FOLDER = Path(__file__).parent.parent / "examples" / "launch"
@@ -38,39 +37,28 @@ def test_pods_find_worker_0_by_its_name_and_know_their_numbers() -> None:
 
 
 def test_ssh_starts_workers_of_two_ranks_and_ends_all_if_one_fails(tmp_path: Path) -> None:
-    """With a stand-in that runs the command here; each worker prints what it was given."""
-    bin_ = tmp_path / "bin"
-    bin_.mkdir()
-    (bin_ / "ssh").write_text('#!/usr/bin/env bash\nshift 2\nexport NODE="$1"\nbash -c "$2"\n')
-    (bin_ / "torchrun").write_text(
-        "#!/usr/bin/env bash\n"
-        'echo "$NODE $THINWIRE_AT: $*"\n'
-        'if [[ $NODE == "$FAILS" ]]; then exit 7; fi\n'
-        'if [[ -n "$FAILS" ]]; then exec sleep 1 > /dev/null 2>&1; fi\n'
-    )
-    for file in bin_.iterdir():
+    """With stand-ins for ssh and torchrun: each worker prints its node and command."""
+    for name, lines in {
+        "ssh": 'shift 2; export NODE="$1"; bash -c "$2"',
+        "torchrun": 'echo "$NODE $THINWIRE_AT: $*"; if [[ $NODE == "$FAILS" ]]; then exit 7; fi\n'
+        'if [[ -n "$FAILS" ]]; then exec sleep 1 > /dev/null 2>&1; fi',
+    }.items():
+        (file := tmp_path / name).write_text(f"#!/usr/bin/env bash\n{lines}\n")
         file.chmod(0o755)
-    port = free_port()
 
     def launch(fails: str) -> subprocess.CompletedProcess:
+        own = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "MEET": "127.0.0.1:29400"}
         return subprocess.run(
             ["bash", str(FOLDER / "ssh.sh"), "a", "b", "--", "train.py", "--steps", "3"],
             capture_output=True,
             text=True,
-            timeout=30,
-            env=os.environ
-            | {
-                "PATH": f"{bin_}:{os.environ['PATH']}",
-                "MEET": f"127.0.0.1:{port}",
-                "GPUS": "2",
-                "FAILS": fails,
-            },
+            env=os.environ | own | {"GPUS": "2", "FAILS": fails},
         )
 
     done = launch("")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [
-        f"[{node}] {node} tcp://127.0.0.1:{port}?workers=2&worker={number}: "
+        f"[{node}] {node} tcp://127.0.0.1:29400?workers=2&worker={number}: "
         "--standalone --nproc-per-node 2 train.py --steps 3"
         for number, node in enumerate("ab")
     ]

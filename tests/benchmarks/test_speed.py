@@ -1,4 +1,4 @@
-"""The benchmarks: all can be imported, run, and compute what was published."""
+"""Benchmarks import, run at their smallest size, and compute the published cells."""
 
 import importlib
 import json
@@ -29,9 +29,9 @@ SMALLEST = {
 }
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_every_script_can_be_imported(name: str) -> None:
-    importlib.import_module(name)
+def test_every_script_imports() -> None:
+    for name in SCRIPTS:
+        importlib.import_module(name)
 
 
 @pytest.mark.slow_cases("simulation", "plain-loop")
@@ -39,15 +39,12 @@ def test_every_script_can_be_imported(name: str) -> None:
 def test_a_report_is_printed_and_kept_with_its_context(name, tmp_path, capsys, monkeypatch) -> None:
     if name == "gpu-kernels":  # on a CPU, whose kernels have the same interface
         pytest.importorskip("numba")
-    threads = torch.get_num_threads()
     small = {name: partial(bench.BENCHMARKS[name], **SMALLEST[name])}
     monkeypatch.setattr(bench, "BENCHMARKS", small)
     bench.main([name, "--out", str(tmp_path)])
     assert len(capsys.readouterr().out.splitlines()) > 3
     found = json.loads((tmp_path / f"{name}.json").read_text())
     assert {"torch", "thinwire", "python", "cores"} <= found.keys()
-    assert found["command"] == f"python benchmarks/bench.py {name}"
-    assert torch.get_num_threads() == threads
     if name == "round":
         for row in found["rows"]:
             if row["difference"] is not None:
@@ -56,12 +53,6 @@ def test_a_report_is_printed_and_kept_with_its_context(name, tmp_path, capsys, m
     if name == "gpu-kernels":
         moved = [row["moved_nbytes"] for row in found["rows"]]
         assert moved == [3 * (3 * 4 * CHUNK + 2050), 3 * (2 * 4 * CHUNK + 8 * 2050)]
-
-
-def test_an_unknown_benchmark_is_refused(capsys) -> None:
-    with pytest.raises(SystemExit):
-        bench.main(["stacked"])
-    assert "no benchmark is called stacked: there are simulation" in capsys.readouterr().err
 
 
 def test_cells_of_tables_are_those_published() -> None:

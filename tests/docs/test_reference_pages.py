@@ -1,4 +1,4 @@
-"""The reference shows every public name, and pages of methods say what their presets do."""
+"""The reference shows every public name, and each method has a section with its equations."""
 
 import importlib
 import inspect
@@ -6,47 +6,26 @@ import re
 from pathlib import Path
 
 import public_names
-import pytest
 
 from thinwire import presets
 
-ROOT = Path(__file__).parents[2]
-REFERENCE = ROOT / "docs" / "reference"
-METHODS = ROOT / "docs" / "methods"
-# Every name of their `__all__` has to be shown.
-PUBLIC = (
-    "thinwire",
-    "thinwire.asynchronous",
-    "thinwire.codecs",
-    "thinwire.doctor",
-    "thinwire.errors",
-    "thinwire.exchange",
-    "thinwire.feedback",
-    "thinwire.fragments",
-    "thinwire.inner",
-    "thinwire.integrations.shares",
-    "thinwire.optim",
-    "thinwire.outer",
-    "thinwire.presets",
-    "thinwire.report",
-    "thinwire.testing",
-    "thinwire.transport",
-)
+DOCS = Path(__file__).parents[2] / "docs"
+# Every name of their `__all__` is shown.
+PUBLIC = """asynchronous codecs doctor errors exchange feedback fragments inner integrations.shares
+    optim outer presets report testing transport"""
 
 
-def shown() -> set[str]:
-    pages = sorted(REFERENCE.glob("*.md"))
-    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
-    return set(re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE))
+def text_of(folder: str) -> str:
+    return "\n".join(page.read_text("utf-8") for page in sorted((DOCS / folder).glob("*.md")))
 
 
 def test_every_public_name_is_on_a_page_and_exists() -> None:
-    names = shown()
+    names = set(re.findall(r"^::: ([\w.]+)$", text_of("reference"), re.MULTILINE))
     missing = {
         f"{module}.{n}"
-        for module in PUBLIC[1:]
+        for module in (f"thinwire.{name}" for name in PUBLIC.split())
         for n in public_names.names_of(importlib.import_module(module))
-        # A function that shares the name of its module stands on a page by its place in that.
+        # A function that shares the name of its module is on a page by its place in that.
         if not {f"{module}.{n}", f"{module}.{n}.{n}"} & names
     }
     assert missing == set()
@@ -65,47 +44,18 @@ def test_every_public_name_is_on_a_page_and_exists() -> None:
         assert hasattr(found, last), name
 
 
-def methods() -> list[str]:
-    return [*presets.names(), "async_diloco"]
-
-
-def sections() -> dict[str, str]:
-    """The section of each method, by the preset whose settings it shows."""
+def test_every_method_has_a_section_with_the_equations_of_its_preset_and_a_row() -> None:
     found: dict[str, str] = {}
-    for page in sorted(METHODS.glob("*.md")):
-        for section in re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE):
-            for name in re.findall(r"^<!-- settings: (\w+) -->$", section, re.MULTILINE):
-                assert name not in found, f"{name} has two sections"
-                found[name] = section
-    return found
-
-
-def docstring_of(name: str) -> str:
-    return inspect.getdoc(getattr(presets, name)) or ""
-
-
-def test_every_method_has_a_section_and_a_row_in_the_index() -> None:
-    assert set(sections()) == set(methods())
-    index = (METHODS / "index.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^\|[^|]+\| `(\w+)` \|", index, re.MULTILINE)) == set(methods())
-
-
-@pytest.mark.parametrize("name", methods())
-def test_equations_of_a_method_are_those_of_its_preset(name: str) -> None:
-    section, words = sections()[name], " ".join(docstring_of(name).split())
-    assert f"<!-- sources: {name} -->" in section
-    for block in re.findall(r"```text\n(.*?)\n```", section, re.DOTALL):
-        assert [x for x in block.splitlines() if " ".join(x.split()) not in words] == []
-
-
-def test_a_page_of_methods_cites_the_papers_of_its_presets_and_each_once() -> None:
-    everywhere: list[str] = []
-    for page in sorted(METHODS.glob("*.md")):
-        text = page.read_text(encoding="utf-8")
-        docstrings = [docstring_of(name) for name in re.findall(r"<!-- settings: (\w+) -->", text)]
-        cited = re.findall(r"eprint = \{(\S+)\}", text)
-        assert len(re.findall(r"  author = \{\S", text)) == len(cited)
-        assert bool(cited) == any("Source:" in d or "Settings:" in d for d in docstrings), page
-        assert [number for number in cited if not any(number in d for d in docstrings)] == []
-        everywhere += cited
-    assert len(everywhere) == len(set(everywhere)) == 8
+    for section in re.split(r"^## ", text_of("methods"), flags=re.MULTILINE):
+        for name in re.findall(r"^<!-- settings: (\w+) -->$", section, re.MULTILINE):
+            assert name not in found, f"{name} has two sections"
+            found[name] = section
+    assert set(found) == {*presets.names(), "async_diloco"}
+    index = (DOCS / "methods" / "index.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\|[^|]+\| `(\w+)` \|", index, re.MULTILINE)) == set(found)
+    for name, section in found.items():
+        words = " ".join((inspect.getdoc(getattr(presets, name)) or "").split())
+        assert f"<!-- sources: {name} -->" in section
+        for block in re.findall(r"```text\n(.*?)\n```", section, re.DOTALL):
+            lines = [" ".join(line.split()) for line in block.splitlines()]
+            assert [line for line in lines if line not in words] == [], name
