@@ -1,12 +1,12 @@
 """Real processes joined by gloo on this machine's loopback."""
 
+import atexit
 import os
 import secrets
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from forked import Forked
@@ -15,10 +15,21 @@ HERE = Path(__file__).parent
 
 
 def free_port() -> int:
-    """A free port that no connection gets from the system before it is listened at, or again."""
+    """A port of TCP that no other test and no connection of the system gets meanwhile.
+
+    The UDP port of its number stays taken until this process ends, which reserves it among test
+    processes. SeaweedFS listens 10,000 above it, too.
+    """
     while True:
-        port = 10_000 + secrets.randbelow(10_000)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+        port, mark = 10_000 + secrets.randbelow(10_000), socket.socket(type=socket.SOCK_DGRAM)
+        try:
+            mark.bind(("127.0.0.1", port))
+            for each in (port, port + 10_000):
+                socket.create_server(("127.0.0.1", each)).close()
+        except OSError:
+            mark.close()
+        else:
+            atexit.register(mark.close)
             return port
 
 

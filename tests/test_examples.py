@@ -38,7 +38,7 @@ def ends(team: list[subprocess.Popen]) -> list[str]:
     return [re.sub(r"wait_s=.*overlapped_s=[^,]*", "", line) for line in lines]
 
 
-@pytest.mark.slow_cases("hugging_face", "lightning", "nano")
+@pytest.mark.slow_cases("hugging_face", "lightning", "nano", "plain")
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
 def test_example_alone(example: Path) -> None:
     output = output_of(start([sys.executable, str(example), *FLAGS.get(example.stem, [])]))

@@ -24,7 +24,7 @@ PROMISED = 4.0
 CLIPPED = ["diloco:clip_norms=1", "muloco:bits=2:clip_norms=1:drop_outliers=10"]
 
 
-@pytest.mark.slow_cases("decoupled", "demo", "diloco:clip", "muloco:bits=2:clip", "sparse_muloco")
+@pytest.mark.slow_cases(but=("diloco]", "muloco:bits=2]", "noloco", "sparseloco"))
 @pytest.mark.parametrize("method", [*tw.presets.names(), "muloco:bits=2", *CLIPPED])
 def test_a_round_takes_no_more_memory_than_it_may(method: str) -> None:
     for row in round_memory(methods=[method]).data["rows"]:

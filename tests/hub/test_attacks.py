@@ -97,7 +97,7 @@ def test_keys_of_another_token_are_refused_even_by_who_trusts_the_hub(victim: Hu
         begin_s = time.monotonic()
         with pytest.raises(ExchangeError, match="clock is right"):
             asyncio.run(store.get("run/secret", begin_s + 30, nbytes=1))
-        assert time.monotonic() - begin_s < 10
+        assert time.monotonic() - begin_s < 25
 
 
 def test_a_worker_gets_no_other_bucket(victim: Hub, monkeypatch) -> None:

@@ -234,9 +234,9 @@ def test_the_last_hop_s_latency_does_not_hold_the_link_and_encoding_comes_before
 
 def test_a_long_round_takes_no_longer_to_simulate_than_its_events() -> None:
     scenario = one_message(every=10**6)
-    began_s = time.perf_counter()
+    began_s = time.process_time()
     found = simulate(scenario, steps=3 * 10**6)
-    assert time.perf_counter() - began_s < 2.0
+    assert time.process_time() - began_s < 2.0
     assert found.seconds.compute_s == pytest.approx(3e6 * scenario.compute.step_s, rel=1e-12)
     assert len(found.wait_s) == 3 * 10**6 + 1
 

