@@ -34,7 +34,7 @@ def test_every_script_imports() -> None:
         importlib.import_module(name)
 
 
-@pytest.mark.slow_cases("simulation", "plain-loop")
+@pytest.mark.slow_cases("simulation", "plain-loop", "round-")  # test_round_costs.py has the last
 @pytest.mark.parametrize("name", bench.BENCHMARKS)
 def test_a_report_is_printed_and_kept_with_its_context(name, tmp_path, capsys, monkeypatch) -> None:
     if name == "gpu-kernels":  # on a CPU, whose kernels have the same interface
