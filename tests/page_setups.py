@@ -25,7 +25,6 @@ from torch import nn
 
 import thinwire as tw
 from elastic_team import TOKEN
-from processes import free_port
 from s3_server import SECRETS, s3_server
 from thinwire.experiments.grid import specs_of
 from toy import adamw, build_model, descend, loss
@@ -175,7 +174,6 @@ def trainers(folder: Path) -> Iterator[Names]:
             Trainer=Trainer,
             TrainingArguments=TrainingArguments,
             args=TrainingArguments(output_dir="straight", **given),
-            meeting=f"127.0.0.1:{free_port()}",
             lightning=lightning,
             own_part=Windows(0),
             rows=Windows(0),
@@ -196,8 +194,6 @@ def another_llama(names: Names) -> None:
 
 SLOW = {"is_slow": True, "needs": ("obstore",), "instead": {"s3://my-bucket": "s3://run"}}
 TRAINERS = SLOW["instead"] | {
-    '"node0:29400"': "meeting",
-    "workers=2": "workers=1",
     "max_steps=10_000": f"max_steps={STEPS}",
     "resume_from_checkpoint=True)  # or without": ")",
 }
