@@ -15,6 +15,7 @@ import dataclasses
 import inspect
 import textwrap
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,7 +109,7 @@ class OuterTrainer(Trainer):
         if self.step == self.config.training.steps:
             # Before the last checkpoint, whose model then is the outer parameters.
             self.outer.flush()
-            self.outer.begin_evaluation()
+            ExitStack().enter_context(self.outer.evaluating())  # to the end
 
     def train(self) -> None:
         """Train, and say what was exchanged."""

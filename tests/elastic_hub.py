@@ -129,7 +129,7 @@ def flush(players: Sequence[Player]) -> None:
     """What flush() does on all of them: they share a thread."""
     for _ in range(9):
         for player in players:
-            player.loop.begin_last()
+            player.loop.begin(last=True)
         finish(players)
         if all(player.state.fully_synced() for player in players):
             return

@@ -101,7 +101,7 @@ def train(store: str, identity: str, options: dict) -> None:
     outer = tw.OuterLoop(model, optimizer, build_method(options), transport=transport)
     checkpoint = Path(options.get("checkpoint", "none"))
     if checkpoint.exists():
-        outer.load_shared_state(torch.load(checkpoint, weights_only=True))
+        outer.load_state_dict(torch.load(checkpoint, weights_only=True))
     outer.join()
     steps_together = 0
     while True:
@@ -175,14 +175,14 @@ def digest_of(outer: tw.OuterLoop) -> str:
     """Of all outer parameters, wherever their shards are."""
     if not dist.is_initialized():
         return outer.digest()
-    values = outer.anchor().items()
+    values = outer.consensus().items()
     return digest({n: v.full_tensor() if hasattr(v, "full_tensor") else v for n, v in values})
 
 
 def save(outer: tw.OuterLoop, options: dict) -> None:
     if "checkpoint" in options:
         partial = Path(options["checkpoint"] + ".partial")
-        torch.save(outer.shared_state(), partial)
+        torch.save(outer.state_dict(), partial)
         partial.rename(options["checkpoint"])
 
 

@@ -139,7 +139,7 @@ def gossip_in_process(workers: int) -> list[list[str]]:
     for method in gossip_methods():
         team = Team(method, method.inner.build, workers).train(STEPS)
         for loop in team.loops:
-            loop.begin_consensus()
+            loop.evaluating()
         for rank, loop in enumerate(team.loops):
             digests[rank] += [loop.digest(), tw.digest(loop.consensus())]
     return digests

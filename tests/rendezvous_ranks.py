@@ -49,7 +49,7 @@ def steps(
 
 
 def full(outer: tw.OuterLoop) -> list:
-    values = outer.anchor().values()
+    values = outer.consensus().values()
     return [(v.full_tensor() if hasattr(v, "full_tensor") else v).tolist() for v in values]
 
 

@@ -95,6 +95,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     file, out = os.environ["CONFIG"], os.environ["OUT"]
     losses, outer = LIBRARIES[sys.argv[1]](pickle.loads(Path(file).read_bytes()), Path(out))
-    anchor = {name.removeprefix("net."): value for name, value in outer.anchor().items()}
+    anchor = {name.removeprefix("net."): value for name, value in outer.consensus().items()}
     torch.save(anchor, Path(out) / f"anchor{os.environ['WORKER']}.pt")
     print(json.dumps({"losses": losses, "digest": outer.digest()}), flush=True)

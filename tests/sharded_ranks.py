@@ -112,7 +112,7 @@ class Group:
         return self
 
     def full(self) -> list[Tensor]:
-        values = self.outer.anchor().values()
+        values = self.outer.consensus().values()
         return [v.full_tensor() if isinstance(v, DTensor) else v for v in values]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 import thinwire as tw
 from reference_loops import reference_decoupled_momentum
 from thinwire.codecs import DCT, F32, Blocks, TopK
-from toy import Team, adamw, build_matrices, largest_difference, matrix_loss, same_bits
+from toy import Team, adamw, build_matrices, largest_difference, matrix_loss, own_anchor, same_bits
 
 ETA, BETA = 0.7, 0.9
 ROUNDING = 2e-5
@@ -30,7 +30,7 @@ def released(*, k: int = 32, beta: float = BETA, **fields: Any) -> tw.Method:
 def train(method: tw.Method, workers: int, steps: int = 12) -> list[list[Tensor]]:
     """The anchor of each worker."""
     team = Team(method, adamw, workers, model=build_matrices, loss=matrix_loss).train(steps)
-    return [[p.clone() for p in loop.anchor().values()] for loop in team.loops]
+    return [[p.clone() for p in own_anchor(loop).values()] for loop in team.loops]
 
 
 def nesterov(beta: float = BETA) -> tw.Method:

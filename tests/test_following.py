@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import thinwire as tw
-from toy import Team, adamw, alone, build_model, loss, same_bits, sgd
+from toy import Team, adamw, alone, build_model, loss, same_bits
 
 METHODS = {
     "diloco": tw.presets.diloco(sync_every=3),
@@ -65,7 +65,7 @@ def test_a_checkpoint_without_outer_state_or_of_another_method_is_refused() -> N
     _, optimizer, outer = worker(METHODS["diloco"])
     plain = optimizer.state_dict()
     outer.save_with_optimizer()
-    with pytest.raises(tw.errors.CheckpointError, match=r"no outer state.*begin anew"):
+    with pytest.raises(tw.errors.CheckpointError, match=r"no outer state.*start over"):
         optimizer.load_state_dict(plain)
     _, other, another = worker(tw.presets.diloco(sync_every=7))
     another.save_with_optimizer()
@@ -74,54 +74,33 @@ def test_a_checkpoint_without_outer_state_or_of_another_method_is_refused() -> N
     assert outer.inner_step == 0
 
 
-@pytest.mark.parametrize("verb", ["follow", "save_with_optimizer"])
+@pytest.mark.parametrize("verb", ["__enter__", "save_with_optimizer"])
 def test_what_needs_an_optimizer_says_so_and_is_not_done_twice(verb: str) -> None:
     with pytest.raises(tw.ConfigurationError, match="built without one"):
         getattr(tw.OuterLoop(build_model(), [], METHODS["diloco"]), verb)()
     _, _, outer = worker(METHODS["diloco"])
     getattr(outer, verb)()
-    if verb == "follow":
-        with pytest.raises(tw.ConfigurationError, match="a second time"):
-            outer.follow()
+    if verb == "__enter__":
+        with pytest.raises(tw.ConfigurationError, match="would count twice"):
+            outer.__enter__()
 
 
-def test_following_begins_and_ends_by_name() -> None:
-    model, optimizer, outer = worker(METHODS["diloco"])
-    outer.follow()
-    for step in range(4):
-        loss(model, step, 0).backward()
-        optimizer.step()
-    assert outer.inner_step == 4
-    outer.unfollow()
-    optimizer.step()
-    assert outer.inner_step == 4
-    outer.step()
-    assert outer.inner_step == 5
+def test_closing_gives_the_optimizer_back() -> None:
     _, optimizer, outer = worker(METHODS["diloco"])
-    outer.save_with_optimizer()
-    outer.follow()
-    outer.close()  # which gives the optimizer back
+    assert outer.save_with_optimizer() is outer.save_with_optimizer() is optimizer
+    outer.__enter__()
+    outer.close()
     assert set(optimizer.state_dict()) == {"state", "param_groups"}
     optimizer.step()
     assert outer.inner_step == 0
 
 
-def test_evaluation_begins_and_ends_by_name() -> None:
-    model = build_model()
-    optimizer = sgd(model)
-    outer = tw.OuterLoop(model, optimizer, METHODS["diloco"])
-    loss(model, 0, 0).backward()
-    optimizer.step()
-    live = [p.detach().clone() for p in model.parameters()]
-    anchor = [v.clone() for v in outer.anchor().values()]
-    assert not same_bits(live, anchor)
-    outer.end_evaluation()
-    for _ in range(2):
-        # A callback may be told twice.
-        outer.begin_evaluation()
-        assert same_bits([p.detach() for p in model.parameters()], anchor)
-    outer.end_evaluation()
-    assert same_bits([p.detach() for p in model.parameters()], live)
+def test_what_version_0_2_called_anchor_warns() -> None:
+    _, _, outer = worker(METHODS["diloco"])
+    with pytest.warns(DeprecationWarning, match="consensus"):
+        anchor = outer.anchor()
+    assert tw.digest(anchor) == outer.digest()
+    assert not hasattr(outer, "follow")
 
 
 def scaled_step(model, optimizer, scaler, step: int, *, overflows: bool = False) -> None:
@@ -146,14 +125,14 @@ def test_a_step_that_one_worker_skips_counts_on_it_too() -> None:
 
 def test_an_optimizer_whose_steps_may_be_skipped_unseen_is_not_followed() -> None:
     model, optimizer, outer = worker(METHODS["diloco"])
-    outer.follow()
+    outer.__enter__()
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     scaled_step(model, optimizer, scaler, 0, overflows=True)
     assert outer.inner_step == 0
     with pytest.raises(tw.ConfigurationError, match=r"outer\.step\(\) after every scaler\.step"):
         scaled_step(model, optimizer, scaler, 1)
     model, optimizer, outer = worker(METHODS["diloco"])
-    outer.follow()
+    outer.__enter__()
     scaled_step(model, optimizer, torch.amp.GradScaler("cpu", enabled=False), 0)
     assert outer.inner_step == 1
 
@@ -162,7 +141,7 @@ def test_a_fused_optimizer_says_of_every_step_also_of_those_it_skips() -> None:
     model = build_model()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     outer = tw.OuterLoop(model, optimizer, METHODS["diloco"])
-    outer.follow()
+    outer.__enter__()
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     for step in range(3):
         scaled_step(model, optimizer, scaler, step, overflows=step == 1)
@@ -187,7 +166,7 @@ def trained(method: tw.Method, *, by_hand: bool) -> tuple[int, list[torch.Tensor
     optimizer = Derived(model.parameters(), lr=0.02)
     outer = tw.OuterLoop(model, optimizer, method)
     if not by_hand:
-        outer.follow()
+        outer.__enter__()
     for step in range(5):
         loss(model, step, 0).backward()
         optimizer.step()
@@ -234,7 +213,7 @@ def test_a_compiled_step_is_followed_as_one_that_is_not(method) -> None:
         torch.compiler.reset()
         model, optimizer, outer = worker(method)
         if not by_hand:
-            outer.follow()
+            outer.__enter__()
         compiled = torch.compile(lambda: optimizer.step(), backend="eager")
         for step in range(3):
             loss(model, step, 0).backward()
@@ -253,7 +232,7 @@ def test_a_compiled_step_in_a_step_is_refused_for_it_cannot_be_told_whose_it_is(
     adamw(build_model())
     model = build_model()
     optimizer = Derived(model.parameters(), lr=0.02)
-    tw.OuterLoop(model, optimizer, METHODS["diloco"]).follow()
+    tw.OuterLoop(model, optimizer, METHODS["diloco"]).__enter__()
     loss(model, 0, 0).backward()
     torch.compiler.reset()
     with pytest.raises(tw.ConfigurationError, match=r"leave optimizer\.step\(\) as it is"):

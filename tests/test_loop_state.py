@@ -59,8 +59,8 @@ MISFITS = {
 
 HOW = {
     "adopt": lambda taker, state: taker.state.load(state),
-    "load": lambda taker, state: taker.loop.load_shared_state(
-        {"facts": state.facts, "tensors": state.tensors}
+    "resume": lambda taker, state: taker.loop.load_state_dict(
+        {"shared": {"facts": state.facts, "tensors": state.tensors}, "feedback": [{}]}
     ),
 }
 

@@ -58,7 +58,7 @@ def test_all_workers_agree_bit_for_bit_after_every_round(preset: str, workers: i
     for _ in range(2):
         team.train(method.sync_every)
         for loop in team.loops:
-            loop.begin_consensus()
+            loop.evaluating()
         agreed = {tw.digest(loop.consensus()) for loop in team.loops}
         assert len(agreed) == 1
         if method.outer.has_own_anchors:
@@ -107,7 +107,7 @@ def train_in_threads(method: tw.Method, build, steps: int, *, follow: bool) -> l
                     outer.step()
         if not follow:
             outer.flush()
-        return list(outer.anchor().values())
+        return list(outer.consensus().values())
 
     with ThreadPoolExecutor(2) as threads:
         return list(threads.map(script, range(2)))
@@ -127,7 +127,7 @@ def test_as_a_context_manager_the_training_loop_stays_as_it_was(preset: str) -> 
 def test_entering_twice_is_refused_and_counts_no_step_twice() -> None:
     model, optimizer, outer = alone(diloco(sync_every=2), sgd)
     with outer:
-        with pytest.raises(tw.ConfigurationError, match="every inner step would count twice"):
+        with pytest.raises(tw.ConfigurationError, match="would count twice"):
             outer.__enter__()
         loss(model, 0, 0).backward()
         optimizer.step()
@@ -159,7 +159,7 @@ def test_a_list_of_optimizers_counts_as_one() -> None:
             for step in range(10):
                 descend(loss(model, step, 0), *optimizers)
         expected = Team(method, sgd, 1).train(10).anchor()
-        assert same_bits(list(outer.anchor().values()), expected)
+        assert same_bits(list(outer.consensus().values()), expected)
 
 
 def test_ddp_uses_the_learning_rate_of_the_moment_the_gradient_was_taken() -> None:
@@ -173,7 +173,7 @@ def test_ddp_uses_the_learning_rate_of_the_moment_the_gradient_was_taken() -> No
             optimizer.step()
             (scheduler.step if schedule_first else outer.step)()
             (outer.step if schedule_first else scheduler.step)()
-        return list(outer.anchor().values())
+        return list(outer.consensus().values())
 
     assert same_bits(train(schedule_first=True), train(schedule_first=False))
 
@@ -197,7 +197,7 @@ def test_each_worker_clips_its_own_gradient_before_it_is_sent(parts: int) -> Non
                     optimizer.step()
                     optimizer.zero_grad()
             exchange_all(loops)
-        return list(loops[0].anchor().values())
+        return list(loops[0].consensus().values())
 
     expected = train(None, by_hand=0.4)
     assert largest_difference(train(0.4), expected) < 1e-6
@@ -288,7 +288,7 @@ def test_an_evaluation_that_is_never_ended_leaves_the_outer_parameters() -> None
     loop = tw.OuterLoop(model, optimizer := adamw(model), diloco(sync_every=10))
     loss(model, 0, 0).backward()
     optimizer.step()
-    loop.begin_evaluation()
+    loop.evaluating().__enter__()
     outer = [p.detach().clone() for p in model.parameters()]
     loop.close()
     del loop
@@ -309,7 +309,7 @@ class Tied(nn.Module):
 def test_anchor_is_a_state_dict_with_tied_and_frozen_weights_and_buffers() -> None:
     model = Tied()
     loop = tw.OuterLoop(model, [], diloco())
-    anchor = loop.anchor()
+    anchor = loop.consensus()
     assert list(anchor) == list(model.state_dict())
     assert anchor["head.weight"] is anchor["embedding.weight"]
     assert int(anchor["count"]) == 3

@@ -6,7 +6,7 @@ from torch import Tensor
 
 import thinwire as tw
 from thinwire.outer import Gossip
-from toy import Team, adamw, build_model, same_bits
+from toy import Team, adamw, build_model, own_anchor, same_bits
 
 
 def method(**fields) -> tw.Method:
@@ -17,12 +17,12 @@ def method(**fields) -> tw.Method:
 
 def consensus(team: Team) -> list[list[Tensor]]:
     for loop in team.loops:
-        loop.begin_consensus()
+        loop.evaluating()
     return [list(loop.consensus().values()) for loop in team.loops]
 
 
 def mean_of(team: Team) -> list[Tensor]:
-    anchors = [list(loop.anchor().values()) for loop in team.loops]
+    anchors = [list(own_anchor(loop).values()) for loop in team.loops]
     return [sum(x * (1.0 / team.workers) for x in same) for same in zip(*anchors, strict=True)]
 
 
@@ -47,7 +47,7 @@ def test_a_shared_anchor_is_the_consensus_and_nothing_is_sent() -> None:
     team = Team(tw.presets.diloco(sync_every=2), adamw, 3).train(4)
     stats = team.loops[0].stats
     for loop, found in zip(team.loops, consensus(team), strict=True):
-        assert same_bits(found, list(loop.anchor().values()))
+        assert same_bits(found, list(own_anchor(loop).values()))
     with team.loops[0].evaluating():  # the others need not
         assert same_bits(weights(team), team.anchor())
     assert team.loops[0].stats == stats
@@ -123,9 +123,9 @@ def test_loading_a_state_forgets_what_was_gathered_and_counts_on() -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_an_anchor_that_is_not_finite_is_no_part_of_a_mean(bad: float) -> None:
     team = Team(method(), adamw, 3).train(2)
-    next(iter(team.loops[1].anchor().values()))[0, 0] = bad
+    next(iter(own_anchor(team.loops[1]).values()))[0, 0] = bad
     for loop in team.loops:
-        loop.begin_consensus()
+        loop.evaluating()
     for loop in team.loops:
         with pytest.raises(tw.NonFiniteError, match=r"average the outer parameters.*worker 1"):
             loop.consensus()

@@ -77,7 +77,7 @@ def train(
         team.exchange()
         sent, update = seen[-1]  # all workers combine the same
         states = [loop.state_dict()["fragments"][0] for loop in team.loops]
-        theta = [team.loops[0].anchor()[name].clone() for name in SHAPES]
+        theta = [team.loops[0].consensus()[name].clone() for name in SHAPES]
         feedback = [state["exchange"]["residual"] for state in states]
         residuals = [[r.clone() for r in split(flat)] for flat in feedback]
         rounds.append(ReleasedRound(sent=sent, update=update, residuals=residuals, theta=theta))

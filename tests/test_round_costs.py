@@ -15,6 +15,7 @@ from speed.workers import ObservedWorker
 from thinwire import codecs
 from thinwire.exchange.message import HEADER_NBYTES
 from thinwire.fragments.layout import Layout
+from toy import feedback_of
 
 PROMISED = 4.0
 """Bytes a parameter of the largest fragment."""
@@ -47,7 +48,7 @@ def test_the_worker_that_is_observed_does_what_its_twin_does(name: str) -> None:
     twin = worker.twins[0]
     assert worker.loop.digest() == twin.digest()
     # Feedback is what this worker itself trained: its message comes back from the record.
-    for ours, theirs in zip(worker.loop.unsent_feedback(), twin.unsent_feedback(), strict=True):
+    for ours, theirs in zip(feedback_of(worker.loop), feedback_of(twin), strict=True):
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
     assert worker.loop.stats.rounds == 3

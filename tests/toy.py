@@ -77,9 +77,19 @@ def exchange_all(loops: Sequence[tw.OuterLoop]) -> None:
 def flush(loops: Sequence[tw.OuterLoop]) -> None:
     """The last exchange of workers that share a thread."""
     for loop in loops:
-        loop.begin_last()
+        loop.begin(last=True)
     for loop in loops:
         loop.finish()
+
+
+def own_anchor(loop: tw.OuterLoop) -> dict[str, Tensor]:
+    """This worker's outer parameters, by name, also where each worker has its own."""
+    return loop._outer.as_state_dict(loop._outer.own())
+
+
+def feedback_of(loop: tw.OuterLoop) -> list[dict[str, Tensor]]:
+    """The error feedback of each fragment as a checkpoint has it."""
+    return [fragment["exchange"] for fragment in loop.state_dict()["fragments"]]
 
 
 def alone(
@@ -164,7 +174,7 @@ class Team:
         return [loop.digest() for loop in self.loops]
 
     def anchor(self) -> list[Tensor]:
-        return list(self.loops[0].anchor().values())
+        return list(own_anchor(self.loops[0]).values())
 
     def states(self) -> list[dict[str, Any]]:
         """What a checkpoint of each worker has, through a file."""

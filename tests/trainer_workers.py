@@ -75,7 +75,7 @@ def adapted(net: nn.Module) -> nn.Module:
 
 
 def is_anchor(net: nn.Module, outer: tw.OuterLoop) -> bool:
-    anchor = outer.anchor()
+    anchor = outer.consensus()
     return all(torch.equal(p, anchor[name]) for name, p in net.named_parameters())
 
 

@@ -73,7 +73,7 @@ def _memory(
     beside state and payload.
     """
     worker = ObservedWorker(lambda: build().to(dtype), method, workers)
-    largest = max(len(anchor) for anchor in worker.loop.flat_anchors())
+    largest = max(len(anchor) for anchor in worker.loop._outer.flat())
     begin = finish = 0
     for _ in range(2 * method.sync_every):
         worker.train()

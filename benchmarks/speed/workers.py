@@ -140,19 +140,25 @@ class ObservedWorker:
         answers: list[list[Received]] = []
         first, *others = in_process(count)
         self._models = [build() for _ in range(count)]
-        ends = zip(self._models, [_Noting(first, answers), *others], strict=True)
-        self.twins = [_loop(model, method, end) for model, end in ends]
         self.model = prepare(build())
-        self.loop = _loop(self.model, method, _Replayed(answers, count))
+        models = [*self._models, self.model]
+        self._optimizers = [torch.optim.SGD(model.parameters(), lr=1.0) for model in models]
+        ends = [_Noting(first, answers), *others, _Replayed(answers, count)]
+        *self.twins, self.loop = [
+            OuterLoop(model, optimizer, method, transport=end)
+            for model, optimizer, end in zip(models, self._optimizers, ends, strict=True)
+        ]
         self._steps = 0
 
     def train(self) -> None:
         """One inner step of this worker, and one of the others with their round."""
         self._steps += 1
         seeds = range(len(self.twins) * self._steps, len(self.twins) * (self._steps + 1))
-        for model, twin, seed in zip(self._models, self.twins, seeds, strict=True):
-            train_on_noise(model, twin.optimizers[0], seed=seed)
-        train_on_noise(self.model, self.loop.optimizers[0], seed=seeds[0])
+        models = [*self._models, self.model]
+        for model, optimizer, seed in zip(
+            models, self._optimizers, [*seeds, seeds[0]], strict=True
+        ):
+            train_on_noise(model, optimizer, seed=seed)
         for twin in self.twins:
             twin.begin()
         for twin in self.twins:
@@ -163,11 +169,6 @@ class ObservedWorker:
         before = self.loop.stats.sent_bytes
         _, nbytes = peak_temporary_nbytes(half)
         return nbytes - (self.loop.stats.sent_bytes - before)
-
-
-def _loop(model: nn.Module, method: Method, transport: Transport) -> OuterLoop:
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    return OuterLoop(model, optimizer, method, transport=transport)
 
 
 class _Noting(WrappedTransport):

@@ -1,4 +1,4 @@
-"""An outer loop and the optimizer it goes with: counting its steps, sharing its checkpoints."""
+"""Hooks of an outer loop on an optimizer: they count its steps, and extend its state dict."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 
-from thinwire.errors import CheckpointError, ConfigurationError
+from thinwire.errors import CheckpointError, check
 from thinwire.nested_steps import is_nested_step
 from thinwire.no_compile import no_compile
 
@@ -17,14 +17,12 @@ _SCALED_STEP: CodeType = torch.amp.GradScaler.step.__code__
 
 
 class OptimizerHooks:
-    """What an outer loop has hung on the last of its optimizers, and how to take it off.
+    """Hooks of an outer loop on the last of its optimizers.
 
     Args:
         optimizers: of the worker, in the order in which they are stepped.
 
-    >>> hooks = OptimizerHooks([])
-    >>> hooks.is_following
-    False
+    >>> OptimizerHooks([]).check_counts_once()
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -33,34 +31,24 @@ class OptimizerHooks:
         self._carrying: list[torch.utils.hooks.RemovableHandle] = []
         self._is_inside = False
 
-    @property
-    def is_following(self) -> bool:
-        """Whether steps of the optimizer are counted."""
-        return self._following is not None
-
-    def check_may_step(self) -> None:
+    def check_counts_once(self) -> None:
         """Raise `ConfigurationError` if a step by hand would count twice."""
-        if self.is_following and not self._is_inside:
-            raise ConfigurationError(
-                "step an outer loop that follows its optimizer",
-                because="it counts the optimizer's steps by itself, and this one would count twice",
-                do="leave out either outer.step() or the with block (or outer.follow())",
-            )
+        check(
+            self._following is None or self._is_inside,
+            "step an outer loop that follows its optimizer",
+            because="it counts the optimizer's steps itself, and each would count twice",
+            do="leave out outer.step(), or all but one with block",
+        )
 
     def follow(self, step: Callable[[], None]) -> None:
         """Call `step` after every step of the last optimizer.
 
         Raises:
-            ConfigurationError: there is no optimizer, or it is followed already. The optimizer's
-                step does where a GradScaler calls it, and may skip it.
+            ConfigurationError: there is no optimizer, or the loop follows it already. Later, the
+                optimizer's step raises it if a GradScaler calls it, which may skip steps.
         """
         last = self._last("follow an optimizer")
-        if self.is_following:
-            raise ConfigurationError(
-                "follow the optimizer a second time",
-                because="this outer loop does already, and every inner step would count twice",
-                do="leave out one of the two with blocks (or outer.follow())",
-            )
+        self.check_counts_once()
 
         def after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             # The outer step may itself step the optimizer, which must not start another round.
@@ -77,31 +65,32 @@ class OptimizerHooks:
         self._following = last.register_step_post_hook(no_compile(after_step))
 
     def unfollow(self) -> None:
-        """Count no more steps."""
+        """Stop counting steps."""
         if self._following is not None:
             self._following.remove()
             self._following = None
 
-    def carry(self, loop: Any) -> None:
-        """Have the optimizer's state dict hold that of `loop`, and load it from there.
+    def carry(self, loop: Any) -> torch.optim.Optimizer:
+        """Add the state of `loop` to the state dict of the last optimizer, which is returned.
 
         Raises:
-            ConfigurationError: there is no optimizer, or it carries the state already.
+            ConfigurationError: there is no optimizer.
         """
-        last = self._last("carry the outer state in an optimizer's state dict")
+        last = self._last("save the outer state with an optimizer")
         if self._carrying:
-            return
+            return last
 
         def save(_: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
             return {**state, _KEY: loop.state_dict()}
 
         def load(_: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-            if _KEY not in state:
-                raise CheckpointError(
-                    "go on from this optimizer's checkpoint",
-                    because="it has no outer state, which would begin anew",
-                    do="load one written with save_with_optimizer(), or begin a new run",
-                )
+            check(
+                _KEY in state,
+                "resume from this optimizer's checkpoint",
+                because="it has no outer state, and the outer loop would start over",
+                do="load one written with save_with_optimizer(), or begin a new run",
+                kind=CheckpointError,
+            )
             loop.load_state_dict(state[_KEY])
             return {key: value for key, value in state.items() if key != _KEY}
 
@@ -109,36 +98,37 @@ class OptimizerHooks:
             last.register_state_dict_post_hook(save),
             last.register_load_state_dict_pre_hook(load),
         ]
+        return last
 
     def remove(self) -> None:
-        """Give the optimizer back as it was."""
+        """Remove all hooks."""
         self.unfollow()
         for handle in self._carrying:
             handle.remove()
         self._carrying.clear()
 
     def _last(self, what: str) -> torch.optim.Optimizer:
-        if not self._optimizers:
-            raise ConfigurationError(
-                what,
-                because="this outer loop was built without one",
-                do="pass the optimizer to OuterLoop, or keep outer.state_dict() yourself",
-            )
+        check(
+            bool(self._optimizers),
+            what,
+            because="this outer loop was built without one",
+            do="pass the optimizer to OuterLoop, or save outer.state_dict() yourself",
+        )
         return self._optimizers[-1]
 
 
 def _check_never_skipped(optimizer: torch.optim.Optimizer) -> None:
-    # Fused optimizers are called for every step, and skip it by themselves.
-    if not getattr(optimizer, "_step_supports_amp_scaling", False) and _is_scaled():
-        raise ConfigurationError(
-            "follow an optimizer that a GradScaler steps",
-            because="it skips steps whose gradients overflow: workers would count differently",
-            do="call outer.step() after every scaler.step(optimizer), or train in bf16",
-        )
+    # Fused optimizers are called for every step, and skip it themselves.
+    check(
+        getattr(optimizer, "_step_supports_amp_scaling", False) or not _is_scaled(),
+        "follow an optimizer that a GradScaler steps",
+        because="it skips steps whose gradients overflow: workers would count differently",
+        do="call outer.step() after every scaler.step(optimizer), or train in bf16",
+    )
 
 
 def _is_scaled() -> bool:
-    """Whether an enabled GradScaler has called what runs: an optimizer has no trace of it."""
+    """Whether an enabled GradScaler is among the callers: nothing in an optimizer shows it."""
     for frame, _ in walk_stack(inspect.currentframe()):
         if frame.f_code is _SCALED_STEP:
             return cast(torch.amp.GradScaler, frame.f_locals["self"]).is_enabled()

@@ -279,8 +279,20 @@ class FragmentState:
 
     # -- checkpoints -------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that is kept between rounds, and what is in flight."""
+    def state_dict(self, *, in_flight: bool = True) -> dict[str, Any]:
+        """Everything that is kept between rounds, and the rounds in flight.
+
+        Args:
+            in_flight: false returns the state as if no round in flight counted.
+        """
+        if not in_flight:
+            feedback = dict(self.unsent_feedback())
+            return {
+                "outer": self.shared(),
+                "exchange": feedback,
+                **self.shared_facts(),
+                "in_flight": [],
+            }
         blanks = (self._blank() for _ in range(self._saved_rounds))
         saved = [_saved(pending) for pending in self.pending]
         return {
@@ -301,20 +313,12 @@ class FragmentState:
         self.pending.clear()
         return [saved for saved in state["in_flight"] if int(saved["round"]) > 0]
 
-    def load_from_other_worker_count(
-        self, state: Mapping[str, Any], *, with_feedback: bool
-    ) -> None:
-        """Continue from a state of a run with another K; what was in flight there is dropped."""
+    def load_from_other_worker_count(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of a run with another K that has nothing in flight."""
         # Outer settings by number of workers may have momentum for one and none for another.
         fresh = self.outer.state_dict()
         self.outer.load_state_dict({k: state["outer"].get(k, value) for k, value in fresh.items()})
-        dropped = [s for s in state["in_flight"] if int(s["round"]) > 0]
-        # What a dropped message lacked is in its feedback and in the live weights: once is enough.
-        if with_feedback and not dropped:
-            self.load_feedback(state["exchange"])
-        # A run that ends here sends what was dropped, even if nothing was trained after it.
-        unsent = (int(saved["sent_at_step"]) - 1 for saved in dropped)
-        self.sent_at_step = self.applied_at_step = min([int(state["sent_at_step"]), *unsent])
+        self.sent_at_step = self.applied_at_step = int(state["sent_at_step"])
         self.rounds_sent = int(state["sends"])
         self.pending.clear()
 

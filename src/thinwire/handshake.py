@@ -26,12 +26,16 @@ _BLOCK, _FEW = 1 << 20, 1 << 14
 def digest(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 of names, shapes and fp32 values, in the order of the names.
 
+    A DTensor counts as the whole tensor, which is gathered: all its ranks must call this.
+
     >>> digest({"w": torch.zeros(2)})[:12]
     '9cc212800a75'
     """
     total = hashlib.sha256()
     for name in sorted(tensors):
-        values = _as_real(tensors[name]).float().cpu().contiguous()
+        tensor: Any = tensors[name]
+        whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        values = _as_real(whole).float().cpu().contiguous()
         total.update(f"{name}{tuple(values.shape)}".encode())
         total.update(values.numpy().data)
     return total.hexdigest()

@@ -47,7 +47,7 @@ class LoopState(SharedState):
         self.name = ""
         self.lock = threading.RLock()
         # K as far as the outer optimizers know it; K and rank as far as the exchanges do.
-        self._outer_workers, self._exchange_rank = workers, (workers, rank)
+        self.outer_workers, self._exchange_rank = workers, (workers, rank)
         self._digest = (-1, "")
 
     def fully_synced(self) -> bool:
@@ -87,7 +87,7 @@ class LoopState(SharedState):
             }
             facts = {
                 "run": self.description,
-                "workers": self._outer_workers,
+                "workers": self.outer_workers,
                 "version": self.version,
                 "step": self.step,
                 "dealt": self.dealt,
@@ -129,21 +129,6 @@ class LoopState(SharedState):
             self.reset_digest()
             for fragment, local_delta in zip(self.fragments, deltas, strict=True):
                 fragment.rebase(self.name, local_delta)
-
-    def load_feedback(self, feedback: Sequence[Mapping[str, Tensor]]) -> bool:
-        """Go on with every fragment's error feedback, which is not shared; returns if all fits.
-
-        Raises:
-            CheckpointError: it is of another number of fragments.
-        """
-        if len(feedback) != len(self.fragments):
-            raise CheckpointError(
-                "go on with this error feedback",
-                because=f"it is of {len(feedback)} fragments, and here are {len(self.fragments)}",
-                do="pass what unsent_feedback() of a loop over the same method returned",
-            )
-        fits = [f.load_feedback(held) for f, held in zip(self.fragments, feedback, strict=True)]
-        return all(fits)
 
     def replay(self, missed: Replay) -> None:
         """Take the outer steps of rounds that this worker missed.
@@ -232,14 +217,14 @@ class LoopState(SharedState):
         self._exchange_rank = workers, rank
 
     def _outers(self, workers: int) -> list[OuterState]:
-        if workers == self._outer_workers:
+        if workers == self.outer_workers:
             return [fragment.outer for fragment in self.fragments]
         return [self._builder.outer_state(f.fragment, workers) for f in self.fragments]
 
     def _replace_outers(self, workers: int, outers: Sequence[OuterState]) -> None:
         for fragment, outer in zip(self.fragments, outers, strict=True):
             fragment.replace_outer(outer)
-        self._outer_workers = workers
+        self.outer_workers = workers
 
 
 def record_of(
@@ -297,34 +282,71 @@ def next_after(answers: Generator[Answer, None, None], act: Callable[[], None]) 
     return next(answers)
 
 
-def check_keys(state: Mapping[str, Any], *, is_elastic: bool) -> None:
-    """Raise `CheckpointError` unless `state` is one of such an outer loop.
+def migrate_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An outer loop's state of any version as this version writes it.
 
-    Args:
-        state: as `OuterLoop.state_dict()` returns it.
-        is_elastic: whether workers come and go.
+    Version 0.2 saved an elastic run as a snapshot and error feedback.
+
+    Raises:
+        CheckpointError: it is no state of an outer loop.
     """
-    kinds = {"run": "of a fixed number of workers", "shared": "of workers that come and go"}
-    wanted, other = ("shared", "run") if is_elastic else ("run", "shared")
-    check(
-        wanted in state,
-        f"load this state into a run {kinds[wanted]}",
-        because=f"it is {kinds[other]}"
-        if other in state
-        else f"it has {sorted(state)}, not the keys of an outer loop",
-        do="pass what state_dict() of a loop with the same kind of transport returned",
-        kind=CheckpointError,
-    )
-
-
-def check_shared_keys(state: Mapping[str, Any]) -> None:
-    """Raise `CheckpointError` unless `state` is a snapshot's facts and tensors."""
-    if set(state) != {"facts", "tensors"}:
-        raise CheckpointError(
+    if "shared" not in state:
+        check(
+            "fragments" in state,
             "load this state",
-            because=f"it has {sorted(state)}, not facts and tensors",
-            do="pass what shared_state() of an OuterLoop returned",
+            because=f"it has {sorted(state)}, not the keys of an outer loop",
+            do="pass a state_dict() of an OuterLoop",
+            kind=CheckpointError,
         )
+        return state
+    facts, tensors = state["shared"]["facts"], state["shared"]["tensors"]
+    fragments = [
+        {**track, "outer": _of_fragment(tensors, index), "exchange": held, "in_flight": []}
+        for index, (track, held) in enumerate(zip(facts["tracks"], state["feedback"], strict=True))
+    ]
+    return {
+        "run": {**facts["run"], "workers": str(facts["workers"])},
+        "rounds": facts["version"],
+        **{key: facts[key] for key in ("step", "dealt")},
+        **{"peak_sent_bytes": 0, "traffic": {}, "left_out": {}},
+        "fragments": fragments,
+    }
+
+
+def without_flights(state: Mapping[str, Any]) -> dict[str, Any]:
+    """`state` as if no round in flight had counted: the next one sends what they sent."""
+    fragments: list[dict[str, Any]] = []
+    for saved in state["fragments"]:
+        sent = [int(each["sent_at_step"]) for each in saved["in_flight"] if int(each["round"]) > 0]
+        dropped = {
+            # What a dropped message lacked is in its feedback and in the local weights.
+            "exchange": {},
+            "sends": int(saved["sends"]) - len(sent),
+            # A run that ends here sends what was dropped, even if nothing is trained after it.
+            "sent_at_step": min([int(saved["sent_at_step"]), *(step - 1 for step in sent)]),
+        }
+        fragments.append({**saved, **(dropped if sent else {}), "in_flight": []})
+    return {**state, "fragments": fragments}
+
+
+def snapshot_of(state: Mapping[str, Any], *, sync_every: int) -> Snapshot:
+    """What other workers share of the state of an outer loop that has nothing in flight."""
+    run, fragments = state["run"], state["fragments"]
+    workers, step, dealt = int(run["workers"]), int(state["step"]), int(state["dealt"])
+    if "counted" not in fragments[0]:  # a fixed run, which assigns K shares a round
+        dealt += (step // sync_every + 1) * workers
+    tracks = [
+        {"sends": each["sends"], "sent_at_step": each["sent_at_step"]}
+        | {"counted": each.get("counted", [])}
+        for each in fragments
+    ]
+    facts = {"run": run, "workers": workers, "version": int(state["rounds"])}
+    tensors = {
+        f"{index}.{key}": value
+        for index, saved in enumerate(fragments)
+        for key, value in saved["outer"].items()
+    }
+    return Snapshot(facts=facts | {"step": step, "dealt": dealt, "tracks": tracks}, tensors=tensors)
 
 
 def _of_fragment(tensors: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:

@@ -1,9 +1,10 @@
-"""The one loop: what is due is sent, what has arrived is applied. It never asks for the method."""
+"""The loop of every method: it sends what is due, and applies what has arrived."""
 
 import logging
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -19,14 +20,20 @@ from thinwire.exchange import RoundResult
 from thinwire.following import OptimizerHooks
 from thinwire.fragment_builder import FragmentBuilder
 from thinwire.fragment_state import FragmentState, PendingRound
-from thinwire.handshake import check_descriptions, check_same, digest, encode_description
+from thinwire.handshake import (
+    check_descriptions,
+    check_same_run,
+    digest,
+    encode_description,
+)
 from thinwire.live_weights import LiveWeights, local_shard
 from thinwire.loop_state import (
     LoopState,
-    check_keys,
-    check_shared_keys,
+    migrate_state,
     next_after,
     record_of,
+    snapshot_of,
+    without_flights,
 )
 from thinwire.membership import (
     FixedMembership,
@@ -37,7 +44,6 @@ from thinwire.membership import (
     Phase,
     Replay,
     RoundPlan,
-    Snapshot,
     WorkerMetrics,
 )
 from thinwire.method import Method, migrate_names
@@ -58,26 +64,31 @@ _LOG = logging.getLogger(__name__)
 class OuterLoop:
     """Connects a worker's training loop to those of the others.
 
-    Call `step()` after every inner step, or use the loop as a context manager: it then follows the
-    (last) optimizer by itself and sends what is left over at the end.
+    Call `step()` after every inner step. Or use the loop as a context manager: it then counts the
+    steps of the (last) optimizer itself, and exchanges what is left at the end of the block.
 
     Args:
-        model: the worker's model; all workers start from the same weights.
-        optimizer: what steps it, or a list of optimizers, stepped in that order.
-        method: the description of what happens.
+        model: of this worker; all workers start from the same weights.
+        optimizer: of the model, or a list of optimizers, in the order in which they are stepped.
+        method: how the workers train together.
         connect: address of the run, as `tw.connect` takes it; default the environment variable
             THINWIRE_AT, and without one the ranks of the default process group, or this process
             alone.
         transport: a connection in place of an address.
-        membership: who takes part in which round; default the transport if it decides that, too
-            (`Elastic` does), else the same workers to the end.
-        outer_device: where anchors, outer optimizer and feedback rest between rounds: None is the
-            model's device, "cpu" the host's memory. Workers may differ in it.
-        resume: what `state_dict()` returned, where the model has its checkpoint's weights already:
-            in the middle of a round these differ from worker to worker, and are not compared.
-        ddp_group: of this worker's ranks, where all of them hold all parameters (DDP): each sends
-            its part of every payload, and together they send it once. Ranks that shard the
-            parameters need none.
+        membership: decides who takes part in which round; default the transport if it does
+            (`Elastic`), else the same workers to the end.
+        outer_device: of anchors, outer optimizer and feedback between rounds: None is the model's
+            device, "cpu" the host's memory. Workers may differ in it.
+        resume: a `state_dict()`, if the model has the weights of the same checkpoint already. In
+            the middle of a round they differ between workers, and are not compared.
+        ddp_group: process group of this worker's ranks if each of them has all parameters (DDP):
+            each rank then sends its part of every payload. Ranks that shard the parameters need
+            none.
+
+    Attributes:
+        method: how the workers train together.
+        transport: the connection to the other workers.
+        is_elastic: whether workers join and leave.
 
     Raises:
         MismatchError: the workers differ in method, parameters, weights or world.
@@ -119,10 +130,10 @@ class OuterLoop:
         )
         transport = connect_to(connect) if transport is None else transport
         if membership is None:
-            # An elastic transport decides by itself who takes part.
+            # An elastic transport decides who takes part.
             membership = transport if isinstance(transport, Membership) else FixedMembership()
         self._membership = membership
-        self.transport = transport
+        self.transport, self.is_elastic = transport, not membership.is_fixed
         metered = Metered(transport)
         self._transport: Transport = metered
         self._counters = metered.counters
@@ -148,7 +159,6 @@ class OuterLoop:
         self._peak_sent_bytes = 0
         self._contributions = ContributionLog(self._membership.member)
         self._hooks = OptimizerHooks(self._live.optimizers)
-        self._evaluation = ExitStack()
         self._metrics = WorkerMetrics()
         self._has_joined = self._is_closed = False
         try:
@@ -163,9 +173,8 @@ class OuterLoop:
         description = self._state.description | {"thinwire version": __version__}
         if self._parts > 1:
             description["ranks of ddp_group"] = str(self._parts)
-        # Where workers come and go, the others may have moved on: a newcomer takes their weights,
-        # but not what is frozen. In a model under way that may be a worker's own, as a running
-        # average of its weights is.
+        # A newcomer to an elastic run loads the weights of the others, but not what is frozen. In a
+        # resumed model that may differ, as a running average of the weights does.
         is_fixed = self._membership.is_fixed
         weights = self._outer.own() if is_fixed else None
         frozen = None if is_fixed and is_resumed else self._live.frozen()
@@ -176,50 +185,51 @@ class OuterLoop:
     # -- a round -----------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """`begin()` and `finish()`: call it after every inner step.
+        """Exchange what is due: `begin()` and `finish()`. Call it after every inner step.
 
         Raises:
-            ConfigurationError: the loop follows an optimizer and does this by itself.
+            ConfigurationError: the loop follows the optimizer, and does this itself.
         """
-        self._hooks.check_may_step()
+        self._hooks.check_counts_once()
         self.begin()
         self.finish()
 
     @no_compile
-    def begin(self) -> None:
-        """Count an inner step and send every fragment that is due.
+    def begin(self, *, last: bool = False) -> None:
+        """Count an inner step, and send every fragment that is due.
+
+        Args:
+            last: training has ended. Count no step, send every fragment that was trained since it
+                was last sent, and make all rounds in flight due.
 
         Raises:
-            NonFiniteError: something to be sent is not finite; names parameter and step.
+            NonFiniteError: a pseudo-gradient is not finite; names parameter and step.
             ConfigurationError: the loop is closed.
         """
         self._check_open()
+        if last:
+            # Another fragment may be sent first than the one that the next step would have needed.
+            self._storage.put_away()
         self.join()
         state = self._state
+        if last:
+            if state.ended_at_step != state.step or not self._membership.may_end():
+                self._begin_round(Phase.LAST)
+            is_over = self._plan is not None and self._plan.phase is Phase.DONE
+            self._send_for(Phase.DONE if is_over else Phase.LAST)
+            return
         state.step += 1
-        plan = None
-        if state.step % self.method.sync_every == 0:
-            plan = self._begin_round(Phase.ROUND)
+        is_round = state.step % self.method.sync_every == 0
+        plan = self._begin_round(Phase.ROUND) if is_round else None
         self._send_for(Phase.ROUND if plan is None else plan.phase)
 
     @no_compile
-    def begin_last(self) -> None:
-        """Send every fragment that was trained since it was sent; all pending rounds are due."""
-        # Another fragment than the one that the next step would have needed may come first.
-        self._storage.put_away()
-        self.join()
-        if self._state.ended_at_step != self._state.step or not self._membership.may_end():
-            self._begin_round(Phase.LAST)
-        is_over = self._plan is not None and self._plan.phase is Phase.DONE
-        self._send_for(Phase.DONE if is_over else Phase.LAST)
-
-    @no_compile
     def finish(self) -> None:
-        """Apply what is due: wait for all workers' payloads and take the outer step.
+        """Wait for the payloads of the rounds that are due, and take their outer steps.
 
         Raises:
-            ExchangeError: a peer died or stayed silent, or sent what cannot be used.
-            MismatchError: a peer's outer parameters are not this worker's.
+            ExchangeError: a peer died, timed out, or sent an invalid payload.
+            MismatchError: a peer has other outer parameters than this worker.
         """
         step = self._state.step
         self._apply_all(
@@ -228,15 +238,15 @@ class OuterLoop:
         self._prefetch()
 
     def flush(self) -> None:
-        """`begin_last()` and `finish()`: call it after the last inner step.
+        """Exchange what was trained since the last round. Call it after the last inner step.
 
         A round that is discarded is repeated until it counts.
         """
-        self.begin_last()
-        self.finish()
-        while not (self._state.fully_synced() and self._membership.may_end()):
-            self.begin_last()
+        while True:
+            self.begin(last=True)
             self.finish()
+            if self._state.fully_synced() and self._membership.may_end():
+                return
 
     def _send_for(self, phase: Phase) -> None:
         if phase is Phase.DONE:
@@ -255,7 +265,7 @@ class OuterLoop:
         full = [f for f in fragments if len(f.pending) >= self._rounds_at_once]
         self._apply_all([(fragment, pending) for fragment in full for pending in fragment.pending])
         self._send_all(fragments)
-        # No training goes on beside the last exchanges: they need not be carried at once.
+        # The worker no longer trains, so the last exchanges need not travel at once.
         for each in fragments:
             self._note_peak([each])
         for fragment in self._state.fragments:
@@ -278,14 +288,14 @@ class OuterLoop:
                 do="call finish() after every begin()",
             )
         due_step = step + self._delay_steps
-        # A healing server must not take what is sent for what has come back.
+        # A snapshot that is taken meanwhile must not have half of what is sent.
         with fragment.outer.measure() as delta, self._state.lock:
             # A lone worker cannot drift from others.
             anchor = b"" if self._transport.world_size == 1 else fragment.digest()
             if self._plan is not None and self._plan.joins:
                 fragment.send_nothing(anchor=anchor, step=step, due_step=due_step)
                 return
-            # What a round took out of feedback is put back if the round is discarded.
+            # A round that is discarded puts back what it took out of feedback.
             before = None if self._membership.is_fixed else fragment.exchange.feedback()
             names, when = fragment.fragment.names, f"inner step {step}"
             with self._live.naming_what_is_not_finite(names, delta, when=when):
@@ -295,9 +305,9 @@ class OuterLoop:
             fragment.outer.on_sent(delta)
 
     def _apply_all(self, due: list[tuple[FragmentState, PendingRound]]) -> None:
-        # All workers must wait in one order: a sort is stable, and fragments have the plan's order.
+        # All workers must wait in one order: the sort is stable, and fragments are in plan order.
         for fragment, pending in sorted(due, key=lambda fp: (fp[1].due_step, fp[1].sent_at_step)):
-            # A round that is discarded takes those with it that are under way beside it.
+            # Discarding a round also discards those in flight beside it.
             if any(other is pending for other in fragment.pending):
                 self._apply(fragment, pending)
 
@@ -310,7 +320,7 @@ class OuterLoop:
             with self._state.lock:
                 self._state.cancel_rounds()
             return
-        # Not before: a round that failed must neither be passed over nor left out of a checkpoint.
+        # Not before: a checkpoint after a failure must still have the round.
         with self._state.lock:
             before = b"" if self._plan is None else fragment.digest()
             fragment.apply(pending, result, rank=self._transport.rank)
@@ -342,7 +352,7 @@ class OuterLoop:
         self._peak_sent_bytes = max(self._peak_sent_bytes, own_bytes)
 
     def _prefetch(self) -> None:
-        """Begin to bring what the next step needs first: one fragment's, for room is scarce."""
+        """Begin to load what the next step needs first, of one fragment: memory is scarce."""
         step = self._state.step + 1
         for fragment in self._state.fragments:
             if self._is_due(fragment, step):
@@ -357,10 +367,10 @@ class OuterLoop:
     # -- who takes part ----------------------------------------------------------------------------
 
     def join(self) -> None:
-        """Take a place among the workers, which may be under way already; once.
+        """Join the other workers; later calls do nothing.
 
-        Where workers come and go, a newcomer then has the others' outer parameters. `begin()` does
-        it by itself; call it earlier to know `share` before the first inner step.
+        In an elastic run a newcomer loads the outer parameters of the others. `begin()` calls this;
+        call it before the first inner step to know `share`.
 
         Raises:
             ExchangeError: the run cannot be reached. MismatchError: it is another run.
@@ -368,7 +378,7 @@ class OuterLoop:
         """
         if self._has_joined:
             return
-        # Not where gradients are averaged: another loop may exchange what is trained with these.
+        # Not if gradients are averaged: another loop may exchange what these optimizers train.
         if self.memory()["anchor"]:
             self._live.claim()
         self._membership.join(self._state)
@@ -378,7 +388,7 @@ class OuterLoop:
             try:
                 self._send_for(plan.phase)
             finally:
-                # Only this once: a later round must not go without this worker's work.
+                # Later rounds need this worker's contribution.
                 self._plan = replace(plan, joins=False)
             self.finish()
 
@@ -396,7 +406,7 @@ class OuterLoop:
                     case Go(plan):
                         return None if plan is None else self._follow_plan(plan)
                     case Over(plan):
-                        # What this worker trained is in no round, and there will be none any more.
+                        # What this worker trained since the last round is lost: there is no other.
                         self._state.drop_local_work()
                         return self._follow_plan(plan)
         finally:
@@ -423,43 +433,35 @@ class OuterLoop:
 
     @property
     def inner_step(self) -> int:
-        """Inner steps by the schedule: of a worker that was healed, those of the others."""
+        """Inner steps of the schedule; those of the other workers after catching up with them."""
         return self._state.step
 
     @property
     def workers(self) -> int:
-        """K: the workers of the current round."""
+        """K, the number of workers in the current round."""
         return self._transport.world_size
 
     @property
-    def is_elastic(self) -> bool:
-        """Whether workers come and go, and not the same take part to the end."""
-        return not self._membership.is_fixed
-
-    @property
     def share(self) -> int:
-        """Number of the data share of this round, which no other worker has or had.
+        """Number of this round's data share, which no other worker has or had.
 
         With K fixed it is round K + rank. It changes when a round begins, every H inner steps.
 
         Raises:
-            ConfigurationError: workers come and go, and this one has not joined them.
+            ConfigurationError: this worker of an elastic run has not joined.
         """
         if self._plan is not None:
             return self._plan.dealt + self._transport.rank
         if self.is_elastic:
             raise ConfigurationError(
-                "say which data share is this worker's",
-                because="it has not joined the others, who hand out the shares",
+                "get the data share of this worker",
+                because="it has not joined the others, which assign the shares",
                 do="call outer.join() before the first inner step",
             )
         rounds = self._state.step // self.method.sync_every
-        return rounds * self._transport.world_size + self._transport.rank
-
-    @property
-    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
-        """Those that were given, in the order in which they are stepped."""
-        return self._live.optimizers
+        # A checkpoint of an elastic run had assigned `dealt` shares.
+        first = self._state.dealt + rounds * self._transport.world_size
+        return first + self._transport.rank
 
     # -- results -----------------------------------------------------------------------------------
 
@@ -487,20 +489,20 @@ class OuterLoop:
     def report(
         self, *, loss: float | Tensor | None = None, tokens_per_s: float | None = None
     ) -> None:
-        """Say what this worker measured, for people who watch an elastic run.
+        """Publish measurements of this worker in an elastic run.
 
-        `thinwire status` and its metrics show it, with bytes and waits, which are
-        known without this call. It sends nothing by itself and may be called after every step.
+        `thinwire status` and its metrics show them, beside bytes and waits. The next round sends
+        them: call this after every step if you like.
 
         Args:
-            loss: of the last training steps, from a tensor only once its device has it; what is
-                left out stays as it was.
-            tokens_per_s: that this worker reads.
+            loss: mean of the last training steps; reading a tensor waits for its device. Default
+                the last value.
+            tokens_per_s: read by this worker; default the last value.
         """
         known = self._metrics
         loss = loss.detach() if isinstance(loss, Tensor) else loss
         self._metrics = WorkerMetrics(
-            # Heartbeats are JSON, which takes no numbers of torch or numpy.
+            # They are sent as JSON, which takes no numbers of torch or numpy.
             loss=known.loss if loss is None else float(loss),
             tokens_per_s=known.tokens_per_s if tokens_per_s is None else float(tokens_per_s),
             sent_bytes=self._counters.sent_bytes,
@@ -510,11 +512,11 @@ class OuterLoop:
         self._membership.report(self._metrics)
 
     def memory(self) -> dict[str, int]:
-        """Bytes of every state this worker holds between rounds.
+        """Bytes of each state of this worker between rounds.
 
         Returns:
-            `live weights`, `inner state` (the optimizers'), `anchor`, `outer state` (momentum) and
-            `feedback`.
+            `live weights`, `inner state` (of the optimizers), `anchor`, `outer state` (momentum)
+            and `feedback`.
         """
         fragments = [fragment.memory() for fragment in self._state.fragments]
         return {
@@ -523,40 +525,21 @@ class OuterLoop:
             **{state: sum(held[state] for held in fragments) for state in fragments[0]},
         }
 
-    def anchor(self) -> dict[str, Tensor]:
-        """The outer parameters as a state dict of the model (fp32; buffers are this worker's).
-
-        They are this worker's, too, where `method.outer.has_own_anchors`. Where a parameter is a
-        DTensor, so is its value.
-
-        The tensors may share memory with the loop's state until the next round: copy them to keep
-        them.
-        """
-        return self._outer.as_state_dict(self._outer.own())
-
-    def begin_consensus(self) -> None:
-        """Begin to gather what `consensus()` and `evaluating()` need, if anything.
-
-        They do it by themselves. Where several workers share a thread, call this on all of them
-        first, as with `begin()` and `finish()`.
-        """
-        self._outer.begin_consensus(version=self._state.version)
-
     def consensus(self) -> dict[str, Tensor]:
-        """The mean of all workers' outer parameters, as a state dict like that of `anchor()`.
+        """Outer parameters as a state dict of the model.
 
-        Where all workers share an anchor it is the anchor, and nothing is sent. Where
-        `method.outer.has_own_anchors` it is gathered, once after every outer step: all workers must
-        ask for it. `stats` counts its bytes apart.
+        Values are fp32, and DTensors where the parameter is one; buffers are this worker's. They
+        may share memory with the loop until the next round: copy them to keep them.
+
+        If each worker has an anchor of its own (`method.outer.has_own_anchors`), this is the mean
+        of all anchors, gathered once after every outer step: all workers must call it. `stats`
+        counts these bytes apart. Otherwise nothing is sent.
 
         Raises:
-            ExchangeError: a peer died, or did not ask. NonFiniteError: a worker's are not finite.
+            ExchangeError: a peer died, or did not call this.
+            NonFiniteError: the outer parameters of a worker are not finite.
         """
         return self._outer.as_state_dict(self._outer.consensus(version=self._state.version))
-
-    def flat_anchors(self) -> list[Tensor]:
-        """This worker's outer parameters, one fp32 [numel] for each fragment, to be read only."""
-        return self._outer.flat()
 
     def digest(self) -> str:
         """SHA-256 of this worker's outer parameters.
@@ -565,124 +548,122 @@ class OuterLoop:
         """
         return digest(self._outer.own())
 
-    @contextmanager
-    def evaluating(self) -> Generator[None]:
-        """Hold the outer parameters in the model for an evaluation, then the local weights again.
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Put `consensus()` into the model for the duration of a block.
 
-        They are those of `consensus()`: where `method.outer.has_own_anchors`, all workers must
-        evaluate, or none.
+        This call begins to gather it, if that is needed, and the block waits for it. Call it for
+        all workers that share a thread before you enter the first block. A block that is never left
+        leaves the outer parameters in the model.
+
+        >>> import thinwire as tw
+        >>> model = nn.Linear(2, 1)
+        >>> outer = OuterLoop(model, [], tw.presets.diloco())
+        >>> with outer.evaluating():
+        ...     y = model(torch.zeros(2))
         """
-        self.begin_evaluation()
-        try:
-            yield
-        finally:
-            self.end_evaluation()
+        self._outer.begin_consensus(version=self._state.version)
+        return _Evaluation(self._swap_in)
 
-    def begin_evaluation(self) -> None:
-        """Hold the outer parameters in the model until `end_evaluation()`, as `evaluating()` does.
+    def _swap_in(self) -> Callable[[], None]:
+        return self._live.swap_in(self._outer.consensus(version=self._state.version))
 
-        For callbacks, which are told when an evaluation begins and when it has ended.
-        """
-        self.end_evaluation()
-        consensus = self._outer.consensus(version=self._state.version)
-        # Not a context: what ends without end_evaluation() leaves the outer parameters in place.
-        self._evaluation.callback(self._live.swap_in(consensus))
-
-    def end_evaluation(self) -> None:
-        """Put the local weights back; nothing if no evaluation was begun."""
-        self._evaluation.close()
+    def __getattr__(self, name: str) -> Any:
+        if name != "anchor":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        message = "OuterLoop.anchor() is consensus() from 0.3 on"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return lambda: self._outer.as_state_dict(self._outer.own())
 
     # -- checkpoints -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything to resume bit for bit besides model and optimizer: plain tensors and numbers.
+        """Everything to resume bit for bit besides model and optimizer: tensors and numbers.
 
-        What is in flight is saved as it was sent; resuming sends it again. The tensors share memory
-        with the loop: copy or save them before the next step.
-
-        Where workers come and go it is `shared_state()` and this worker's error feedback: the
-        others go on without what it trained since its last round, as if it had been killed.
+        It has the messages in flight, and resuming sends them again. In an elastic run it has none:
+        the other workers continue without what this one trained since its last round, as after a
+        kill. The tensors share memory with the loop: copy or save them before the next step.
 
         Raises:
             CheckpointError: between `begin()` and `finish()`.
         """
-        if self.is_elastic:
-            feedback = [dict(held) for held in self.unsent_feedback()]
-            return {"shared": self.shared_state(), "feedback": feedback}
         state = self._state
-        if any(p.due_step <= state.step for f in state.fragments for p in f.pending):
-            raise CheckpointError(
+        with state.lock:
+            check(
+                self.is_elastic
+                or all(p.due_step > state.step for f in state.fragments for p in f.pending),
                 "save the outer loop between begin() and finish()",
-                because="a round is due that was not applied yet",
+                because="a round that is due was not applied yet",
                 do="save after finish()",
+                kind=CheckpointError,
             )
-        return {
-            "run": state.description,
-            "step": state.step,
-            "rounds": state.version,
-            "dealt": state.dealt,
-            "peak_sent_bytes": self._peak_sent_bytes,
-            "traffic": asdict(self._counters),
-            **self._outer.state_dict(),
-            **self._contributions.state_dict(workers=self._transport.world_size),
-            "fragments": [fragment.state_dict() for fragment in state.fragments],
-        }
+            # A fixed number of workers is in the description already.
+            workers = {"workers": str(state.outer_workers)} if self.is_elastic else {}
+            keep = not self.is_elastic
+            return {
+                "run": state.description | workers,
+                "step": state.step,
+                "rounds": state.version,
+                "dealt": state.dealt,
+                "peak_sent_bytes": self._peak_sent_bytes,
+                "traffic": asdict(self._counters),
+                **self._outer.state_dict(),
+                **self._contributions.state_dict(workers=self._transport.world_size),
+                "fragments": [f.state_dict(in_flight=keep) for f in state.fragments],
+            }
 
     def load_state_dict(self, state: Mapping[str, Any], *, with_feedback: bool = True) -> None:
-        """Continue from `state_dict()` of a loop over the same model and method.
+        """Resume from `state_dict()` of a loop over the same model and method.
 
-        With as many workers as then, bit for bit. With another number of them, outer parameters and
-        outer optimizers go on as they were; what was in flight is dropped, and the next round sends
-        it, for the local weights still hold it: load those, too. Where workers come and go the live
-        weights become the outer parameters, and joining then catches up with the others.
+        With as many workers as then, a fixed run continues bit for bit: load model and optimizer,
+        too. With another number of them, or from an elastic run, outer parameters and outer
+        optimizer continue. Rounds in flight are dropped, and the next round sends that work, which
+        is in the local weights of the checkpoint. In an elastic run the local weights become the
+        outer parameters, and joining catches up with the other workers.
 
         Args:
-            state: to continue from.
-            with_feedback: with another number of workers, whether this one goes on with the error
-                feedback in `state`; false where it shares `state` with a worker that does.
+            state: of any rank, of a fixed or an elastic run.
+            with_feedback: where nothing was in flight, continue with the error feedback in `state`,
+                if it fits. Pass false if another worker of this run does so from the same state.
 
         Raises:
-            MismatchError: it is from another one; names the field and both values.
-            CheckpointError: it is of a fixed number of workers and these come and go, or the other
-                way round.
-            ConfigurationError: the method's overlap does not let rounds in flight be dropped.
+            MismatchError: it is of another model or method; names the field and both values.
+            CheckpointError: it is no state of an outer loop.
+            ConfigurationError: the method's overlap cannot drop rounds in flight.
         """
         self._send_again(self._load(state, with_feedback=with_feedback))
 
     def _load(
         self, state: Mapping[str, Any], *, with_feedback: bool = True
     ) -> list[tuple[FragmentState, Mapping[str, Any]]]:
-        """Continue from `state`; returns the rounds that were in flight, to be sent again."""
-        check_keys(state, is_elastic=self.is_elastic)
-        if self.is_elastic:
-            self.load_shared_state(state["shared"])
-            if with_feedback and not self.load_feedback(state["feedback"]):
-                _LOG.warning("going on without error feedback: it is of another number of workers")
-            return []
-        saved, present = migrate_names(state["run"]), self._state.description
-        other_count = saved.get("workers") != present.get("workers") and "workers" in saved
-        if other_count:
-            self.method.overlap.check_cancellable()
-            saved = {**saved, "workers": present["workers"]}
-        check_same(
-            saved,
-            present,
-            cannot="load this checkpoint",
-            whose="the checkpoint",
-            do="resume with the model and method that wrote it",
-        )
+        """Resume from `state`; returns the rounds in flight, to be sent again."""
+        state, mine = migrate_state(state), self._state
+        check_same_run(migrate_names(state["run"]), mine.description)
         self._peak_sent_bytes = int(state["peak_sent_bytes"])
         self._contributions.load_state_dict(state, workers=self._transport.world_size)
-        self._state.step, self._state.version = int(state["step"]), int(state["rounds"])
-        self._state.dealt = int(state["dealt"])
-        self._state.reset_digest()
-        fragments = list(zip(self._state.fragments, state["fragments"], strict=True))
+        workers = mine.description.get("workers")
+        is_same = not self.is_elastic and state["run"].get("workers", workers) == workers
         again: list[tuple[FragmentState, Mapping[str, Any]]] = []
-        if other_count:
-            for fragment, each in fragments:
-                fragment.load_from_other_worker_count(each, with_feedback=with_feedback)
+        if not is_same:
+            self.method.overlap.check_cancellable()
+            state = without_flights(state)
+        pairs = list(zip(mine.fragments, state["fragments"], strict=True))
+        if self.is_elastic:
+            mine.load(snapshot_of(state, sync_every=self.method.sync_every))
+            mine.drop_local_work()
         else:
-            again = [(f, saved) for f, each in fragments for saved in f.load_state_dict(each)]
+            mine.step, mine.version = int(state["step"]), int(state["rounds"])
+            mine.dealt = int(state["dealt"])
+            mine.reset_digest()
+            for fragment, saved in pairs:
+                if is_same:
+                    again += [(fragment, each) for each in fragment.load_state_dict(saved)]
+                else:
+                    fragment.load_from_other_worker_count(saved)
+        # Shards of a reduction are cut by K, and so is their feedback.
+        if not is_same and with_feedback:
+            fits = [fragment.load_feedback(saved["exchange"]) for fragment, saved in pairs]
+            if not all(fits):
+                _LOG.warning("the error feedback of this checkpoint does not fit, and is dropped")
         self._counters.restore(state["traffic"])
         self._outer.load_state_dict(state)
         return again
@@ -691,77 +672,34 @@ class OuterLoop:
         counted = asdict(self._counters)
         for fragment, round in sorted(rounds, key=lambda found: int(found[1]["sent_at_step"])):
             fragment.send_again(round)
-        # What is sent again was counted when it was sent first.
+        # These messages were counted when they were first sent.
         self._counters.restore(counted)
-
-    def shared_state(self) -> dict[str, Any]:
-        """What all workers share, whatever their number: plain tensors and numbers.
-
-        Outer parameters, outer optimizers and where the schedule is, after the last round.
-        """
-        snapshot = self._state.capture()
-        return {"facts": dict(snapshot.facts), "tensors": dict(snapshot.tensors)}
-
-    def unsent_feedback(self) -> list[Mapping[str, Tensor]]:
-        """Every fragment's error feedback, as it is if nothing that is in flight counts."""
-        return [fragment.unsent_feedback() for fragment in self._state.fragments]
-
-    def load_feedback(self, feedback: Sequence[Mapping[str, Tensor]]) -> bool:
-        """Go on with what `unsent_feedback()` returned, on a worker of any world.
-
-        Returns:
-            whether all of it fits: a fragment keeps its own where the feedback is of shards, which
-            are cut by the number of workers.
-
-        Raises:
-            CheckpointError: it is of another number of fragments.
-        """
-        return self._state.load_feedback(feedback)
-
-    def load_shared_state(self, state: Mapping[str, Any]) -> None:
-        """Start from `shared_state()` of any worker; the local weights become the anchor.
-
-        Raises:
-            MismatchError: it is of another model or method; names the field and both values.
-        """
-        check_shared_keys(state)
-        self._state.load(Snapshot(facts=state["facts"], tensors=state["tensors"]))
-        self._state.drop_local_work()
 
     # -- with an optimizer -------------------------------------------------------------------------
 
-    def follow(self) -> None:
-        """Call `step()` by itself after every step of the (last) optimizer, as a with block does.
+    def save_with_optimizer(self) -> torch.optim.Optimizer:
+        """Add the outer state to the state dict of the (last) optimizer, under `thinwire`.
+
+        Whatever saves and loads the optimizer then resumes both. Build the loop before you load the
+        optimizer; a state dict without the outer state raises `CheckpointError`.
+
+        Returns:
+            This optimizer.
 
         Raises:
-            ConfigurationError: there is no optimizer, it is followed already, or this is closed.
+            ConfigurationError: the loop has no optimizer.
         """
-        self._check_open()
-        self._hooks.follow(self.step)
-        # Before the first inner step, which then starts from what the others have.
-        self.join()
-
-    def unfollow(self) -> None:
-        """Count no more steps by itself; `flush()` sends what was trained since the last round."""
-        self._hooks.unfollow()
-
-    def save_with_optimizer(self) -> None:
-        """Keep the outer state in the (last) optimizer's state dict, under `thinwire`.
-
-        What saves and loads the optimizer then resumes both, bit for bit; build the loop before its
-        state is loaded. A state without the outer one is refused (`CheckpointError`).
-
-        Raises:
-            ConfigurationError: there is no optimizer, or this was called before.
-        """
-        self._hooks.carry(self)
+        return self._hooks.carry(self)
 
     def __enter__(self) -> Self:
-        self.follow()
+        self._check_open()
+        self._hooks.follow(self.step)
+        # Before the first inner step, which then starts from the others' outer parameters.
+        self.join()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.unfollow()
+        self._hooks.unfollow()
         try:
             if kind is None:
                 self.flush()
@@ -769,7 +707,7 @@ class OuterLoop:
             self.close()
 
     def close(self) -> None:
-        """Give the optimizers back as they were: `step()` of this loop must not be called again."""
+        """Leave the run, and remove all hooks from the optimizers."""
         self._is_closed = True
         self._hooks.remove()
         self._storage.put_away()
@@ -777,9 +715,21 @@ class OuterLoop:
         self._membership.leave()
 
     def _check_open(self) -> None:
-        if self._is_closed:
-            raise ConfigurationError(
-                "use a closed outer loop",
-                because="closing it gave the optimizers back, and nothing is exchanged any more",
-                do="build a new OuterLoop; load_state_dict() carries its state over",
-            )
+        check(
+            not self._is_closed,
+            "use a closed outer loop",
+            because="closing it gave the optimizers back, and ended the exchanges",
+            do="build a new OuterLoop, and load the state with load_state_dict()",
+        )
+
+
+class _Evaluation(AbstractContextManager[None]):
+    # No generator: collecting one that was never closed would put the local weights back.
+    def __init__(self, swap_in: Callable[[], Callable[[], None]]) -> None:
+        self._swap_in = swap_in
+
+    def __enter__(self) -> None:
+        self._restore = self._swap_in()
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()

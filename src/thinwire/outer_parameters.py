@@ -1,4 +1,4 @@
-"""A worker's outer parameters by name, and the mean of all workers' where these differ."""
+"""A worker's outer parameters by name, and the mean of all workers' if these differ."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -20,16 +20,16 @@ _TRAFFIC = "consensus_traffic"
 
 
 class OuterParameters:
-    """What a worker evaluates, publishes and digests: its own outer parameters, and the consensus.
+    """Outer parameters of this worker, and the consensus of all workers, for evaluations.
 
-    The consensus is (1/K) sum_k phi_k, fragment by fragment, kept until the outer parameters move.
-    Where all workers share an anchor it is the anchor, and nothing is sent.
+    The consensus is (1/K) sum_k phi_k, fragment by fragment, cached until the next outer step. If
+    all workers share an anchor, it is the anchor, and nothing is sent.
 
     Args:
         builder: makes the exchanges.
         live: the worker's weights.
         fragments: of this worker.
-        transport: to the other workers; what goes over it for the consensus is counted here alone.
+        transport: to the other workers; bytes sent for the consensus are counted here alone.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class OuterParameters:
     # -- this worker's -----------------------------------------------------------------------------
 
     def flat(self) -> list[Tensor]:
-        """This worker's: one fp32 [numel] for each fragment, to be read only."""
+        """This worker's: fp32 [numel] for each fragment; do not write to them."""
         return [fragment.outer.flat_anchor() for fragment in self._fragments]
 
     def own(self) -> dict[str, Tensor]:
@@ -76,7 +76,7 @@ class OuterParameters:
     # -- all workers' ------------------------------------------------------------------------------
 
     def begin_consensus(self, *, version: int) -> None:
-        """Begin to gather it, unless that was begun since the outer parameters moved.
+        """Begin to gather the consensus, unless that was done since the last outer step.
 
         Args:
             version: outer steps so far, the same on all workers.
@@ -97,7 +97,7 @@ class OuterParameters:
 
     @torch.no_grad()
     def consensus(self, *, version: int) -> dict[str, Tensor]:
-        """It, by name of the parameter; all workers must ask.
+        """The consensus, by name of the parameter; all workers must call this.
 
         Raises:
             ExchangeError: a peer died or stayed silent.
@@ -114,12 +114,12 @@ class OuterParameters:
         return self._by_name(self._means)
 
     def state_dict(self) -> dict[str, Any]:
-        """The counters; nothing where there is nothing to count."""
+        """The counters; empty if all workers share an anchor."""
         # States of methods with a shared anchor have the keys that they always had.
         return {_TRAFFIC: asdict(self.counters)} if self._builder.has_own_anchors else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Count on from `state_dict()`, which may have more keys beside."""
+        """Restore the counters of a state that has those of `state_dict()`."""
         self._under_way, self._means = [], []
         self.counters.restore(state.get(_TRAFFIC, {}))
 

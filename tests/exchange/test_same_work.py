@@ -81,7 +81,7 @@ def test_only_the_first_round_is_compared() -> None:
 def test_replicas_that_came_together_may_be_evaluated() -> None:
     workers = train(Team(tw.presets.noloco(sync_every=1), adamw, 2), data=(0, 1))
     for loop in workers.loops:
-        loop.begin_consensus()
+        loop.evaluating()
     assert workers.loops[0].digest() == workers.loops[1].digest()
     with workers.loops[0].evaluating():
         pass

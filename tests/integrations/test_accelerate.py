@@ -69,6 +69,6 @@ def test_a_scaler_that_skips_a_step_counts_with_step_and_refuses_the_with_block(
         assert accelerator.optimizer_step_was_skipped == (number == 1)
         outer.step()
     assert (outer.inner_step, outer.stats.rounds) == (H, 1)
-    outer.follow()
+    outer.__enter__()
     with pytest.raises(tw.ConfigurationError, match="that a GradScaler steps"):
         step(H, 1.0)

@@ -164,7 +164,7 @@ def test_a_worker_that_comes_when_the_run_is_over_trains_no_step_of_it(tmp_path:
         optimizer.step()
         other.step()
     hub.set_members(there, here)
-    other.begin_last()
+    other.begin(last=True)
     late, own = LightningCallback(method, transport=here), module()
     fitted = trainer(late, tmp_path)
     fitted.fit(own, shares(late))

@@ -81,7 +81,7 @@ def test_adapters_resume_bit_for_bit_and_are_evaluated_as_their_anchor(method) -
     assert outer.digest() == straight[0][2].digest()
     live = copy.deepcopy(trained(net))
     with outer.evaluating():
-        anchor = outer.anchor()
+        anchor = outer.consensus()
         assert all(torch.equal(p, anchor[name]) for name, p in trained(net).items())
     assert all(torch.equal(p, live[name]) for name, p in trained(net).items())
 

@@ -140,7 +140,7 @@ def test_trainers_own_optimizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(tw.ConfigurationError, match=r"optimizers=\(optimizer, None\)"):
         callback.add_to(trainer)
     trainer.add_callback(callback)  # by hand: when training begins
-    with pytest.raises(tw.ConfigurationError, match="an optimizer of its own"):
+    with pytest.raises(tw.ConfigurationError, match="another optimizer"):
         trainer.train()
 
 
@@ -219,7 +219,7 @@ def test_workers_of_other_ranks_or_steps_than_the_trainers_are_refused() -> None
     check_same_step(loop, 3)
     check_apart(loop, 1)
     loop.is_elastic = True
-    wanted = r"worker of 2 ranks where .*join with 1 of them"
+    wanted = r"worker of 2 ranks in an elastic run.*join with 1 of them"
     with pytest.raises(tw.ConfigurationError, match=wanted):
         check_apart(loop, 2)
     check_apart(loop, 1)
@@ -292,7 +292,7 @@ def test_elastic_checkpoints_resume_at_the_end_and_at_the_last_round(tmp_path: P
     [
         ({"ignore_data_skip": False}, r"ignore_data_skip=True.*ShareDataset"),
         ({"scheduler": PLATEAU}, r"ReduceLROnPlateau.*function of the step"),
-        (best_model(H), "load the best model at the end where workers come and go"),
+        (best_model(H), "load the best model at the end of an elastic run"),
     ],
     ids=["skipped data", "metric", "best model"],
 )
@@ -300,11 +300,3 @@ def test_what_elastic_workers_cannot_do_is_refused(changes: dict, why: str, tmp_
     built = build_elastic(tmp_path, **changes)
     with pytest.raises(tw.ConfigurationError, match=why):
         trained(built)
-
-
-def test_elastic_and_fixed_checkpoints_are_told_apart(tmp_path: Path) -> None:
-    trained(build(tmp_path / "fixed", save_strategy="steps", save_steps=4))
-    late, other = build_elastic(tmp_path / "elastic")
-    other.add_to(late)
-    with pytest.raises(tw.errors.CheckpointError, match="of a fixed number of workers"):
-        late.train(resume_from_checkpoint=str(tmp_path / "fixed" / "checkpoint-8"))

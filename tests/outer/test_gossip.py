@@ -15,7 +15,17 @@ from thinwire.blocks import DenseVector
 from thinwire.exchange import Pairs
 from thinwire.exchange.pairs import peers_of
 from thinwire.outer import Gossip, OuterState
-from toy import Team, adamw, bound, build_model, largest_difference, loss, same_bits, sgd
+from toy import (
+    Team,
+    adamw,
+    bound,
+    build_model,
+    largest_difference,
+    loss,
+    own_anchor,
+    same_bits,
+    sgd,
+)
 
 ZEROS = codecs.TopK(), codecs.RandomK(), codecs.PerRole(default=codecs.TopK())
 HALVES = Gossip(lr=0.5, momentum=0.5)
@@ -29,7 +39,7 @@ def method(**fields) -> tw.Method:
 
 
 def anchors(team: Team) -> list[list[torch.Tensor]]:
-    return [list(loop.anchor().values()) for loop in team.loops]
+    return [list(own_anchor(loop).values()) for loop in team.loops]
 
 
 def spread(team: Team) -> float:

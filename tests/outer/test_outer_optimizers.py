@@ -69,11 +69,11 @@ def test_sgd_by_hand(workers: int, outer, deltas, anchors) -> None:
 def test_outer_state_is_fp32_under_bf16_weights() -> None:
     model = nn.Linear(3, 2).to(torch.bfloat16)
     loop = tw.OuterLoop(model, [], tw.presets.diloco(sync_every=1, outer=tw.outer.SGD(lr=0.5)))
-    before = loop.anchor()["weight"].clone()
+    before = loop.consensus()["weight"].clone()
     with torch.no_grad():
         model.weight += 2.0**-3
     loop.step()
-    anchor = loop.anchor()["weight"]
+    anchor = loop.consensus()["weight"]
     assert anchor.dtype == torch.float32
     assert not torch.equal(anchor, before)
     assert torch.equal(anchor.to(torch.bfloat16), model.weight)

@@ -463,17 +463,18 @@ def test_a_checkpoint_has_what_was_in_flight_in_its_weights_and_not_in_its_feedb
     def saved(step: int):
         file = out / "checkpoints" / f"step-{step:08}.worker-0.pt"
         found = torch.load(file, weights_only=True)
-        residuals = [r for memory in found["own"]["feedback"] for r in memory.values()]
-        return found["shared"], found["own"], torch.cat(residuals)
+        worker, outer = found["worker"], found["worker"]["outer"]
+        residuals = [r for f in outer["fragments"] for r in f["exchange"].values()]
+        return worker, outer, torch.cat(residuals)
 
-    shared, own, residual = saved(5)
-    assert shared["facts"]["version"] == 0
-    start = torch.cat([v for k, v in shared["tensors"].items() if k.endswith(".anchor")])
-    live = torch.cat([v.flatten() for v in own["model"].values()])
+    worker, outer, residual = saved(5)
+    assert outer["rounds"] == 0
+    start = torch.cat([fragment["outer"]["anchor"] for fragment in outer["fragments"]])
+    live = torch.cat([v.flatten() for v in worker["model"].values()])
     assert float(residual.abs().max()) == 0  # what flies is in the weights
     assert float((start.sum() - live.sum()).abs()) > 1e-3
-    shared, _, residual = saved(10)
-    assert shared["facts"]["version"] == 1
+    _, outer, residual = saved(10)
+    assert outer["rounds"] == 1
     assert float(residual.abs().max()) > 0  # what the first round left
 
 
@@ -524,7 +525,7 @@ def test_a_checkpoint_that_cannot_be_written_does_not_end_an_elastic_run(
     assert all("No space left" in event["why"] for event in unsaved)
 
 
-def test_checkpoints_of_one_kind_of_run_are_not_taken_for_the_other(
+def test_an_elastic_run_takes_the_checkpoint_of_a_fixed_one_and_not_the_reverse(
     make, tmp_path, elastic, monkeypatch
 ) -> None:
     stop_after(make(), tmp_path / "e", monkeypatch, 7, elastic=ELASTIC)
@@ -533,8 +534,41 @@ def test_checkpoints_of_one_kind_of_run_are_not_taken_for_the_other(
     with pytest.raises(tw.CheckpointError, match="thinwire join its address"):
         resume(make(), tmp_path / "e")
     stop_after(make(), tmp_path / "s", monkeypatch, 7)
-    with pytest.raises(tw.CheckpointError, match="pass another --out"):
-        resume(make(), tmp_path / "s", elastic=ELASTIC)
+    summary = resume(make(), tmp_path / "s", elastic=ELASTIC)
+    # Two workers had taken 4 steps of the first round; of the others it reads its own share.
+    assert (summary["steps"], summary["events"]["counts"]["committed"]) == (20, 4)
+
+
+def test_an_elastic_checkpoint_of_version_0_2_is_resumed(
+    make, tmp_path, elastic, monkeypatch
+) -> None:
+    undisturbed = train(make("sparseloco"), tmp_path / "a", elastic=ELASTIC)
+    out = tmp_path / "run"
+    stop_after(make("sparseloco"), out, monkeypatch, 13, elastic=ELASTIC)
+    files = Checkpoints(out / "checkpoints", worker=0, ranks=1, keep=9)
+    state, _ = files.load(10)
+    worker, outer = state["worker"], state["worker"]["outer"]
+    names = ("model", "optimizer", "random", "steps_taken")
+    own = {name: worker[name] for name in names}
+    own["feedback"] = [fragment["exchange"] for fragment in outer["fragments"]]
+    tracks = [
+        {key: fragment[key] for key in ("sends", "sent_at_step", "counted")}
+        for fragment in outer["fragments"]
+    ]
+    tensors = {
+        f"{index}.{key}": value
+        for index, fragment in enumerate(outer["fragments"])
+        for key, value in fragment["outer"].items()
+    }
+    workers = int(outer["run"].pop("workers"))
+    facts = {"run": outer["run"], "workers": workers, "version": outer["rounds"], "tracks": tracks}
+    facts |= {"step": outer["step"], "dealt": outer["dealt"]}
+    files.save(
+        10, {"run": state["run"], "shared": {"facts": facts, "tensors": tensors}, "own": own}
+    )
+    summary = resume(make("sparseloco"), out, elastic=ELASTIC)
+    for name in ("outer_digest", "tokens"):
+        assert summary[name] == undisturbed[name]
 
 
 # -- another number of workers --------------------------------------------------------------------

@@ -1,13 +1,14 @@
 """Lightning's Trainer as a worker: `pip install thinwire[lightning]`."""
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 
-from thinwire.errors import CheckpointError, ConfigurationError
+from thinwire.errors import CheckpointError, ConfigurationError, check
 from thinwire.integrations.launch import check_apart, check_same_step
 from thinwire.integrations.schedule import FollowedSchedule
 from thinwire.method import Method
@@ -18,18 +19,19 @@ from thinwire.transport import Transport
 class LightningCallback(Callback):
     """Makes a Trainer one worker of several: `Trainer(callbacks=[LightningCallback(method)])`.
 
-    It steps the outer loop after every optimizer step, validates the outer parameters, keeps the
-    outer state in Lightning's checkpoints, logs `outer/rounds`, `outer/sent_bytes`, `outer/wait_s`
-    and `outer/workers`, and sends at the end what was trained since the last round. The module then
-    holds the outer parameters. All workers build the module from the same seed.
+    It steps the outer loop after every optimizer step, validates the outer parameters, saves the
+    outer state in Lightning's checkpoints, and logs `outer/rounds`, `outer/sent_bytes`,
+    `outer/wait_s` and `outer/workers`. At the end it exchanges what was trained since the last
+    round, and leaves the outer parameters in the module. All workers build the module from the same
+    seed.
 
-    Where workers come and go (`tw.transport.Elastic`) the Trainer's step and schedules are those of
-    the run: a worker that joins late or was healed goes on at the step of the others. Give it a
+    In an elastic run (`tw.transport.Elastic`) the Trainer's step and schedules are those of the
+    run: a worker that joins late, or catches up, continues at the step of the others. Use a
     `ShareDataset`, so that no rows are read twice.
 
     Args:
-        method: how the workers exchange.
-        transport: the connection, as `OuterLoop` takes it.
+        method: how the workers train together.
+        transport: the connection to them, as `OuterLoop` takes it.
     """
 
     def __init__(self, method: Method, *, transport: Transport | None = None) -> None:
@@ -37,21 +39,22 @@ class LightningCallback(Callback):
         self._transport = transport
         self._outer: OuterLoop | None = None
         self._saved: Mapping[str, Any] | None = None
+        self._evaluation = ExitStack()
         self._seen_steps = 0
         self._schedules: list[FollowedSchedule] = []
 
     @property
     def outer(self) -> OuterLoop:
-        """The outer loop, once `fit` has begun.
+        """The outer loop.
 
         Raises:
-            ConfigurationError: it has not.
+            ConfigurationError: `fit` has not begun.
         """
         if self._outer is None:
             raise ConfigurationError(
                 "use the outer loop",
                 because="Trainer.fit has not begun",
-                do="ask for it from a later callback, or after fit",
+                do="use it in a later callback, or after fit",
             )
         return self._outer
 
@@ -62,13 +65,13 @@ class LightningCallback(Callback):
             ConfigurationError: the Trainer shards by DeepSpeed or FSDP, or averages gradients over
                 the workers.
         """
-        if isinstance(trainer.strategy, DeepSpeedStrategy | FSDPStrategy):
-            raise ConfigurationError(
-                f"train a worker with {type(trainer.strategy).__name__}",
-                because="it keeps weights and the optimizer's state in its own way, and outer "
-                "steps would be lost",
-                do="leave it out, or shard by fully_shard() in a loop of your own",
-            )
+        check(
+            not isinstance(trainer.strategy, DeepSpeedStrategy | FSDPStrategy),
+            f"train a worker with {type(trainer.strategy).__name__}",
+            because="it stores weights and optimizer state in another form, and outer steps "
+            "would be lost",
+            do="leave it out, or shard with fully_shard() in your own loop",
+        )
         if stage == "fit" and self._outer is None:
             # There are no optimizers yet.
             self._outer = OuterLoop(pl_module, [], self.method, transport=self._transport)
@@ -77,16 +80,17 @@ class LightningCallback(Callback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Refuse a checkpoint without outer state, which Lightning would only warn of."""
-        if self.state_key not in checkpoint.get("callbacks", {}):
-            raise CheckpointError(
-                "go on from this checkpoint",
-                because="it has no outer state: it was written without this callback",
-                do="load one that was written with it, or begin a new run from its weights",
-            )
+        """Refuse a checkpoint without outer state, for which Lightning only warns."""
+        check(
+            self.state_key in checkpoint.get("callbacks", {}),
+            "resume from this checkpoint",
+            because="it has no outer state: it was written without this callback",
+            do="load one that was written with it, or begin a new run from its weights",
+            kind=CheckpointError,
+        )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Go on where the checkpoint was, and join the others."""
+        """Resume from the checkpoint, if any, and join the other workers."""
         ahead = 0
         if self._saved is not None:
             self.outer.load_state_dict(self._saved["outer"])
@@ -107,7 +111,7 @@ class LightningCallback(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Exchange what is due, if the optimizer has stepped after this batch."""
+        """Exchange what is due, if the optimizer stepped after this batch."""
         if trainer.global_step == self._seen_steps:
             return
         self.outer.step()
@@ -120,24 +124,27 @@ class LightningCallback(Callback):
             "outer/workers": float(self.outer.workers),
         }
         if self.outer.is_elastic:
-            # Loggers take this one for their x-axis, and would else count this worker's batches.
+            # The x-axis of loggers, which would count this worker's batches.
             numbers["step"] = float(trainer.global_step)
         pl_module.log_dict(numbers)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Hold the outer parameters in the module."""
+        """Put the outer parameters into the module."""
         if self._outer is not None and not trainer.sanity_checking:
-            self._outer.begin_evaluation()
+            self._begin_evaluation()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Train on from the local weights."""
-        if self._outer is not None:
-            self._outer.end_evaluation()
+        """Put the local weights back."""
+        self._evaluation.close()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Send what was trained since the last round; the module holds the outer parameters."""
+        """Exchange what was trained since the last round; leave the outer parameters in place."""
         self.outer.flush()
-        self.outer.begin_evaluation()
+        self._begin_evaluation()
+
+    def _begin_evaluation(self) -> None:
+        self._evaluation.close()
+        self._evaluation.enter_context(self.outer.evaluating())
 
     def _follow(self, trainer: Trainer) -> None:
         moved = self.outer.inner_step - trainer.global_step
@@ -155,25 +162,23 @@ class LightningCallback(Callback):
         return {"outer": self._outer.state_dict(), "trainer_step": self._seen_steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep it until training starts: weights are restored in between."""
+        """Keep it until training starts: Lightning restores the weights in between."""
         self._saved = state_dict or None
 
 
 def _followed_schedules(trainer: Trainer) -> list[FollowedSchedule]:
-    if trainer.lightning_module.automatic_optimization is False:
-        raise ConfigurationError(
-            "train with manual optimization where workers come and go",
-            because="Lightning then counts the steps of every optimizer, and its step cannot be "
-            "that of the run",
-            do="leave optimization to Lightning, or write a loop of your own",
+    check(
+        trainer.lightning_module.automatic_optimization is not False,
+        "train with manual optimization in an elastic run",
+        because="Lightning then counts the steps of every optimizer, and its step cannot be that "
+        "of the run",
+        do="use automatic optimization, or write your own loop",
+    )
+    for config in trainer.lr_scheduler_configs:
+        check(
+            (config.interval, config.frequency) == ("step", 1),
+            f"step a scheduler every {config.frequency} {config.interval}s in an elastic run",
+            because="a worker that catches up continues at the inner step of the others",
+            do="return it with interval='step' and frequency=1 from configure_optimizers()",
         )
-    configs = trainer.lr_scheduler_configs
-    for config in configs:
-        if (config.interval, config.frequency) != ("step", 1):
-            raise ConfigurationError(
-                f"step a scheduler every {config.frequency} {config.interval}s where workers come "
-                "and go",
-                because="a worker that is healed goes on at the inner step of the others",
-                do="return it with interval='step' and frequency=1 from configure_optimizers()",
-            )
-    return [FollowedSchedule(config.scheduler) for config in configs]
+    return [FollowedSchedule(config.scheduler) for config in trainer.lr_scheduler_configs]

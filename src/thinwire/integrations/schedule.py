@@ -1,4 +1,4 @@
-"""A trainer's learning rates where workers come and go: they follow the run's inner step."""
+"""Learning rates of a trainer in an elastic run."""
 
 import copy
 import warnings
@@ -6,14 +6,14 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from thinwire.errors import ConfigurationError
+from thinwire.errors import ConfigurationError, check
 
 
 class FollowedSchedule:
-    """A scheduler that can be moved by any number of steps, also back, to those of a healed worker.
+    """A scheduler that can be moved by any number of steps, also back.
 
     Args:
-        scheduler: any whose rates are a function of its steps alone.
+        scheduler: of torch; its rates must be a function of its steps alone.
 
     Raises:
         ConfigurationError: its rates depend on a metric, or it is no torch scheduler.
@@ -30,9 +30,9 @@ class FollowedSchedule:
     def __init__(self, scheduler: object) -> None:
         if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
             raise ConfigurationError(
-                f"follow a run whose workers come and go with {type(scheduler).__name__}",
-                because="a worker that comes late cannot tell its rate from the step alone",
-                do="take a scheduler whose rate is a function of the step, such as LambdaLR",
+                f"use {type(scheduler).__name__} in an elastic run",
+                because="a late worker cannot compute its rate from the step alone",
+                do="use a scheduler whose rate is a function of the step, such as LambdaLR",
             )
         self._scheduler = scheduler
         self._first_step = scheduler.last_epoch
@@ -41,21 +41,18 @@ class FollowedSchedule:
         self._first_groups = [_settings(group) for group in scheduler.optimizer.param_groups]
 
     def move(self, steps: int) -> None:
-        """Take so many steps, or as many back.
-
-        Args:
-            steps: of the scheduler, negative to go back.
+        """Take `steps` steps of the scheduler; a negative number goes back.
 
         Raises:
             ConfigurationError: that is before the step at which this process began.
         """
         target = self._scheduler.last_epoch + steps
-        if target < self._first_step:
-            raise ConfigurationError(
-                f"set the schedule back to step {target}",
-                because=f"this process began at step {self._first_step}",
-                do="start this worker again",
-            )
+        check(
+            target >= self._first_step,
+            f"set the schedule back to step {target}",
+            because=f"this process began at step {self._first_step}",
+            do="start this worker again",
+        )
         if steps < 0:
             self._scheduler.load_state_dict(copy.deepcopy(self._first_state))
             groups = self._scheduler.optimizer.param_groups

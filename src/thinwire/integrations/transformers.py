@@ -1,5 +1,6 @@
 """Hugging Face's Trainer as a worker: `pip install thinwire[transformers]`."""
 
+from contextlib import ExitStack
 from typing import Any, Self
 
 from transformers import (
@@ -10,7 +11,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from thinwire.errors import ConfigurationError
+from thinwire.errors import check
 from thinwire.fragments import Whole
 from thinwire.integrations.launch import check_apart, check_same_step
 from thinwire.integrations.schedule import FollowedSchedule
@@ -25,17 +26,17 @@ class TransformersCallback(TrainerCallback):
     """Makes a Trainer one worker of several: `TransformersCallback(outer).add_to(trainer)`.
 
     It steps the outer loop after every optimizer step (not after every micro-batch), evaluates the
-    outer parameters, keeps the outer state in the Trainer's checkpoints, logs `outer/rounds`,
-    `outer/sent_bytes`, `outer/wait_s` and `outer/workers`, reports the logged loss to those that
-    watch an elastic run, and sends at the end what was trained since the last round. The model then
-    holds the outer parameters.
+    outer parameters, saves the outer state in the Trainer's checkpoints, and logs `outer/rounds`,
+    `outer/sent_bytes`, `outer/wait_s` and `outer/workers`. `thinwire status` shows the logged loss
+    of an elastic run. At the end it exchanges what was trained since the last round, and leaves the
+    outer parameters in the model.
 
-    Where workers come and go (`tw.transport.Elastic`) the Trainer's step and schedule are those of
-    the run: a worker that joins late or was healed goes on at the step of the others. Give it a
+    In an elastic run (`tw.transport.Elastic`) the Trainer's step and schedule are those of the run:
+    a worker that joins late, or catches up, continues at the step of the others. Use a
     `ShareDataset`, so that no rows are read twice.
 
     Args:
-        outer: over the Trainer's model and optimizer, which the Trainer must be given
+        outer: loop over the Trainer's model and optimizer; pass the same optimizer to the Trainer
             (`optimizers=(optimizer, None)`).
 
     Raises:
@@ -44,17 +45,18 @@ class TransformersCallback(TrainerCallback):
 
     def __init__(self, outer: OuterLoop) -> None:
         self.outer = outer
-        outer.save_with_optimizer()
+        self._optimizer = outer.save_with_optimizer()
+        self._evaluation = ExitStack()
         self._log = _Log(outer)
         self._schedule: FollowedSchedule | None = None
 
     def add_to(self, trainer: Trainer) -> Self:
-        """Have `trainer` call this; its other callbacks see what this one logs.
+        """Add this to the callbacks of `trainer`; the others see what this one logs.
 
         Raises:
             ConfigurationError: the Trainer steps another optimizer, averages gradients over the
-                workers, shards by DeepSpeed or FSDP, keeps a best model that would not be the one
-                that was evaluated, or skips data where workers come and go.
+                workers, shards by DeepSpeed or FSDP, would load another model as the best one than
+                it evaluated, or skips data in an elastic run.
         """
         self._check(trainer.args, trainer.optimizer)
         # Numbers go to the loggers in the order of the callbacks, and flags come from others.
@@ -65,7 +67,7 @@ class TransformersCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Check that Trainer and outer loop go together, and join the others."""
+        """Check that Trainer and outer loop are at the same step, and join the other workers."""
         self._check(args, given.get("optimizer"))
         check_same_step(self.outer, state.global_step)
         self._log.begin(state.global_step)
@@ -79,7 +81,7 @@ class TransformersCallback(TrainerCallback):
     ) -> None:
         """Exchange what is due."""
         if state.global_step >= state.max_steps:
-            # Trainer takes one step even where the run was over when this worker joined it.
+            # Trainer takes one step even if the run was over when this worker joined it.
             state.global_step -= 1
             self._log.moved_steps -= 1
             return
@@ -90,28 +92,33 @@ class TransformersCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Prepare what Trainer does between two steps or epochs, or after the last one."""
+        """Prepare for an evaluation, or for the end of training."""
         # Trainer may load its best model next, which must not be taken for training.
         if control.should_training_stop:
             self.outer.flush()
         if control.should_evaluate:
-            self.outer.begin_evaluation()
+            self._begin_evaluation()
 
     on_epoch_end = on_step_end
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Train on from the local weights."""
-        self.outer.end_evaluation()
+        """Put the local weights back."""
+        self._evaluation.close()
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Leave the outer parameters in the model, unless Trainer has put its best model there."""
+        """Leave the outer parameters in the model, unless Trainer has loaded its best model."""
         if not args.load_best_model_at_end:
             self.outer.flush()
-            self.outer.begin_evaluation()
+            self._begin_evaluation()
+
+    def _begin_evaluation(self) -> None:
+        # Trainer may announce an evaluation twice.
+        self._evaluation.close()
+        self._evaluation.enter_context(self.outer.evaluating())
 
     def _follow(self, state: TrainerState, step: int) -> None:
         moved = step - state.global_step
@@ -122,35 +129,33 @@ class TransformersCallback(TrainerCallback):
 
     def _check(self, args: TrainingArguments, optimizer: Any) -> None:
         # Accelerate wraps it once training has begun.
-        stepped = with_hooks(optimizer)
-        if all(stepped is not mine for mine in self.outer.optimizers):
-            raise ConfigurationError(
-                "follow this Trainer",
-                because="it steps an optimizer of its own, not the outer loop's",
-                do="pass Trainer(optimizers=(optimizer, None)) the one that OuterLoop has",
-            )
-        # Other arguments do not say what `accelerate launch` has asked for.
+        check(
+            with_hooks(optimizer) is self._optimizer,
+            "train with this Trainer",
+            because="it steps another optimizer than the outer loop's",
+            do="pass Trainer(optimizers=(optimizer, None)) the one that OuterLoop has",
+        )
+        # `accelerate launch` sets this, and no other argument.
         launched = args.distributed_state
         sharding = "" if launched is None else launched.distributed_type.value
-        if sharding in _OWN_CHECKPOINTS:
-            raise ConfigurationError(
-                f"train a worker with {sharding} inside Trainer",
-                because="it keeps weights and the optimizer's state in its own way, and outer "
-                "steps or the outer state in checkpoints would be lost",
-                do="leave it out, or shard by fully_shard() in a loop of your own",
-            )
+        check(
+            sharding not in _OWN_CHECKPOINTS,
+            f"train a worker with {sharding} inside Trainer",
+            because="it stores weights and optimizer state in another form, and outer steps "
+            "or the outer state in checkpoints would be lost",
+            do="leave it out, or shard with fully_shard() in your own loop",
+        )
         check_apart(self.outer, args.world_size)
         if self.outer.is_elastic:
             _check_elastic(args)
-        if args.load_best_model_at_end and not self._evaluates_what_it_saves(args):
-            raise ConfigurationError(
-                "load the best model at the end",
-                because="what is evaluated are the outer parameters, and checkpoints hold the live "
-                "weights, which equal them only after a round of the whole model",
-                do=f"set eval_steps and save_steps to multiples of {self.outer.method.sync_every} "
-                "with a method that neither streams nor overlaps, or choose among checkpoints "
-                "yourself",
-            )
+        check(
+            not args.load_best_model_at_end or self._evaluates_what_it_saves(args),
+            "load the best model at the end",
+            because="evaluations use the outer parameters, and checkpoints hold the local weights, "
+            "which equal them only after a round of the whole model",
+            do=f"set eval_steps and save_steps to multiples of {self.outer.method.sync_every} "
+            "with a method that neither streams nor overlaps, or choose a checkpoint yourself",
+        )
 
     def _evaluates_what_it_saves(self, args: TrainingArguments) -> bool:
         method = self.outer.method
@@ -162,27 +167,26 @@ class TransformersCallback(TrainerCallback):
 
 
 def _check_elastic(args: TrainingArguments) -> None:
-    if not args.ignore_data_skip:
-        raise ConfigurationError(
-            "resume a worker of a run whose workers come and go",
-            because="Trainer would skip as much data as it had read, and what is dealt to this "
-            "worker is new",
-            do="pass TrainingArguments(ignore_data_skip=True), and a ShareDataset as the data",
-        )
-    if args.load_best_model_at_end:
-        raise ConfigurationError(
-            "load the best model at the end where workers come and go",
-            because="a worker that came later never had the best one, so workers would end with "
-            "different models",
-            do="leave it out, and choose among checkpoints yourself",
-        )
+    check(
+        args.ignore_data_skip,
+        "resume a worker of an elastic run",
+        because="Trainer would skip as many rows as it had read, and this worker's share is new",
+        do="pass TrainingArguments(ignore_data_skip=True), and a ShareDataset as the data",
+    )
+    check(
+        not args.load_best_model_at_end,
+        "load the best model at the end of an elastic run",
+        because="a late worker does not have the earlier best model, so workers would end with "
+        "different models",
+        do="leave it out, and choose a checkpoint yourself",
+    )
 
 
 class _Log(TrainerCallback):
-    """Adds numbers of the outer loop; corrects losses where the step was that of others.
+    """Adds numbers of the outer loop, and corrects losses of a worker that caught up.
 
     Attributes:
-        moved_steps: steps by which the Trainer was moved and which it did not train.
+        moved_steps: by which the Trainer was moved, and which it did not train.
     """
 
     def __init__(self, outer: OuterLoop) -> None:
@@ -213,7 +217,7 @@ class _Log(TrainerCallback):
             state.log_history[-1].update(found)
 
     def _own_losses(self, state: TrainerState, logs: dict[str, Any]) -> dict[str, float]:
-        """Means over the steps that this worker trained: Trainer divides by those of the run."""
+        """Means over the steps that this worker trained; Trainer divides by those of the run."""
         found: dict[str, float] = {}
         step, moved = state.global_step, self.moved_steps
         if "loss" in logs:

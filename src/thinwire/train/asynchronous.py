@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import torch
 
-from thinwire.asynchronous import Assignment, AsyncOptions, AsyncServer, AsyncWorker, Simulation
+from thinwire.asynchronous import Assignment, AsyncOptions, AsyncServer, Simulation
 from thinwire.asynchronous.objects import AsyncStoreServer, AsyncStoreWorker
 from thinwire.errors import ConfigurationError, NonFiniteError, RunStopped, check
 from thinwire.handshake import check_same_run
@@ -52,62 +52,31 @@ def without_rounds(method: Method, workers: int) -> Method:
     if not isinstance(step, SGD) or (step.momentum and not step.nesterov):
         raise ConfigurationError(
             f"train method {method.name!r} asynchronously",
-            because=f"there is no form of {step} in which pseudo-gradients arrive one by one",
+            because=f"{step} has no form for pseudo-gradients that arrive one by one",
             do="use a method with outer SGD or Nesterov momentum, such as diloco or muloco",
         )
     return replace(method, outer=DelayedNesterov(lr=step.lr, momentum=step.momentum, every=workers))
 
 
-class AsyncTrainee(Worker):
-    """One worker of an asynchronous run: model, inner optimizer and data, all its own.
+def async_worker(config: TrainConfig, data: LoadedData, number: int) -> Worker:
+    """Worker `number` of an asynchronous run, with a model, optimizer and data of its own.
 
     It reads block k of every global batch at its own pace, so a fast worker comes further in the
     order of the data than a slow one.
 
-    Args:
-        config: of the run.
-        data: loaded.
-        number: k, from 0.
-
     Raises:
         ConfigurationError: the run asks for what only runs in rounds have.
     """
-
-    def __init__(self, config: TrainConfig, data: LoadedData, number: int) -> None:
-        check(
-            config.machine.worker_size == 1,
-            f"train asynchronously with workers of {config.machine.worker_size} ranks",
-            because="a worker is one process here",
-            do="leave out worker_size",
-        )
-        torch.set_num_threads(max(1, config.machine.threads))
-        identity, device = WorkerIdentity(number=number, block=number), config.machine.device
-        super().__init__(config, data, None, identity, Ranks(), torch.device(device))
-        self.worker = AsyncWorker(
-            self.model,
-            self.optimizer,
-            config.method,
-            rank=number,
-            facts=launch.common_fields(config, data),
-            outer_device=config.machine.outer_device,
-        )
-        # In the place of the outer loop of a worker in rounds, whose state is saved likewise.
-        outer: Any = self.worker
-        self.outer = outer
-
-    def train(self, assignment: Assignment) -> float:
-        """Take the inner steps of `assignment`; returns their mean loss.
-
-        Raises:
-            NonFiniteError: a loss is not finite.
-        """
-        losses: list[float] = []
-        with self.stream.active():
-            for j in range(assignment.steps):
-                place = assignment.steps_done // self.config.workers + j
-                self.reschedule(min(place, self.config.steps - 1))
-                losses.append(self.inner_step())
-        return sum(losses) / len(losses)
+    check(
+        config.machine.worker_size == 1,
+        f"train asynchronously with workers of {config.machine.worker_size} ranks",
+        because="a worker is one process here",
+        do="leave out worker_size",
+    )
+    torch.set_num_threads(max(1, config.machine.threads))
+    identity = WorkerIdentity(number=number, block=number)
+    facts = launch.common_fields(config, data)
+    return Worker(config, data, None, identity, Ranks(), facts=facts)
 
 
 class AsyncRun:
@@ -142,7 +111,7 @@ class AsyncRun:
         return min(self._config.steps, self.server.stats.steps_done // self._config.workers)
 
     def open(self) -> None:
-        """Begin the run's files, or go on with those of a process that was killed."""
+        """Create the files of the run, or continue those of a process that was killed."""
         self._folder.open(self._config.describe())
         self._folder.note_data(self.data.fingerprint)
         self._folder.cut_metrics(self.step)
@@ -197,9 +166,9 @@ class AsyncRun:
         model.train()
         check(
             math.isfinite(loss),
-            f"go on after {self.server.version} arrivals",
+            f"continue after {self.server.version} arrivals",
             because=f"the validation loss of theta is {loss}",
-            do="start anew with a lower learning rate",
+            do="start again with a lower learning rate",
             kind=NonFiniteError,
         )
         return loss
@@ -228,7 +197,7 @@ class AsyncRun:
 
 
 def is_due(before: int, now: int, every: int) -> bool:
-    """Whether something that happens after every so many steps is due after step `now`."""
+    """Whether a step from `before` + 1 to `now` is a multiple of `every`; false if that is 0."""
     return every > 0 and now // every > before // every
 
 
@@ -283,13 +252,14 @@ def train_here(
         options: how workers of different speeds are treated.
 
     Raises:
-        RunStopped: `stop` said so; there is a checkpoint. ThinwireError: what stopped the run.
+        RunStopped: `stop` asked for it, and a checkpoint was written.
+        ThinwireError: any other error that ends the run.
     """
     run, periods, losses = AsyncRun(config, folder, options), config.periods, list[float]()
-    trainees = [AsyncTrainee(config, run.data, k) for k in range(config.workers)]
+    trainees = [async_worker(config, run.data, k) for k in range(config.workers)]
     simulation = Simulation(
         run.server,
-        [trainee.worker for trainee in trainees],
+        [trainee.outer for trainee in trainees],
         speeds or (1.0,) * config.workers,
         lambda rank, assignment: losses.append(trainees[rank].train(assignment)),
     )
@@ -333,7 +303,7 @@ def serve(
 ) -> dict[str, Any]:
     """Serve a run in an object store until its workers have taken all steps; returns the summary.
 
-    A run that is in `out` goes on from its checkpoint.
+    A run in `out` resumes from its checkpoint.
 
     Args:
         config: of the run.
@@ -388,17 +358,16 @@ def work(
         store: URL of the store.
         run: name of the run there.
         token: of the run, or None.
-        out: folder of the worker's checkpoints, one for each exchange, from which it goes on bit
-            for bit; without one, a worker that is started again begins with a new inner optimizer.
+        out: folder of the worker's checkpoints, one for each exchange, from which it resumes bit
+            for bit. Without it, a restarted worker has a new inner optimizer.
         patience_s: seconds without a sign of life of the server after which the error is raised.
         log: called with a line for each assignment.
 
     Raises:
         ThinwireError: what stopped the worker.
     """
-    trainee = AsyncTrainee(config, config.data.load(), number)
-    worker = trainee.worker
-    client = AsyncStoreWorker(worker, store, run=run, token=token, patience_s=patience_s)
+    trainee = async_worker(config, config.data.load(), number)
+    client = AsyncStoreWorker(trainee.outer, store, run=run, token=token, patience_s=patience_s)
 
     def train(assignment: Assignment) -> float:
         loss = trainee.train(assignment)
@@ -409,5 +378,5 @@ def work(
         client.run(train)
         return
     with locked(out):
-        save = _resume(out, [trainee, client], worker.describe() | {"worker": str(number)})
+        save = _resume(out, [trainee, client], trainee.outer.describe() | {"worker": str(number)})
         client.run(train, save)

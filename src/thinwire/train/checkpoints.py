@@ -1,7 +1,4 @@
-"""Checkpoints of a run: one file per rank and step, complete or not there at all.
-
-And the lock by which one process at a time writes a run's folder.
-"""
+"""Checkpoints of a run, one file per rank and step, and the lock of a run's folder."""
 
 import errno
 import hashlib
@@ -25,7 +22,7 @@ from thinwire.runs.folder import WITH_WORKERS, RunFolder, without
 from thinwire.runs.schema import identities, identity_fields
 from thinwire.train.config import TrainConfig
 from thinwire.train.workers.group import WorkerGroup
-from thinwire.train.workers.worker import Worker
+from thinwire.train.workers.worker import Worker, worker_state
 
 _LOG = logging.getLogger(__name__)
 _NAME: Final = re.compile(r"step-(\d{8,})\.worker-(\d+)\.(json|pt)", re.ASCII)
@@ -34,12 +31,12 @@ _NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)
 
 @contextmanager
 def locked(folder: Path) -> Generator[None]:
-    """Hold `folder`, which is created, against all other processes; leaves no trace of the lock.
+    """Create `folder` and lock it against all other processes; remove the lock at the end.
 
     Raises:
-        ConfigurationError: another process holds it, or it cannot be written.
+        ConfigurationError: another process has the lock, or the folder cannot be written.
     """
-    # A file that its last holder just removed is found out only after it was locked: one more try.
+    # The lock file may just have been removed, which is seen only after locking it: try once more.
     lock = FileLock(folder / "lock", timeout=0.1, poll_interval=0.02, fallback_to_soft=False)
     try:
         lock.acquire()
@@ -54,12 +51,12 @@ def locked(folder: Path) -> Generator[None]:
             raise ConfigurationError(
                 f"start a run in {folder}", because=str(error), do="pass another --out"
             ) from error
-        # A file system without locks, as some network ones are: no reason not to train there.
+        # Some network file systems have no locks. That is no reason not to train there.
         _LOG.warning("nothing keeps a second process out of %s: %s", folder, error)
     try:
         yield
     finally:
-        # Removed while it is held: a process that opened it meanwhile sees that it has no name.
+        # Removed before it is released: a process that opened it meanwhile sees that it is gone.
         with suppress(OSError):
             (folder / "lock").unlink()
             folder.rmdir()  # only a start that failed left it empty
@@ -67,7 +64,7 @@ def locked(folder: Path) -> Generator[None]:
 
 
 class _Seal(msgspec.Struct):
-    """What is written after a checkpoint; earlier versions did not note the ranks."""
+    """The `.json` file beside a checkpoint; earlier versions did not write `ranks`."""
 
     sha256: str
     ranks: Annotated[int, msgspec.Meta(ge=1)] | msgspec.UnsetType = msgspec.UNSET
@@ -77,23 +74,23 @@ class _Seal(msgspec.Struct):
 class Checkpoints:
     """The checkpoints of one worker, or of one rank of a worker that is sharded.
 
-    A checkpoint is a `.pt` file and, written after it, a `.json` file with its size and SHA-256:
-    only with the second does it count. A process killed at any moment leaves older ones intact.
+    A checkpoint is a `.pt` file and a `.json` file with its size and SHA-256, which is written last
+    and makes it complete. A process that is killed leaves older checkpoints intact.
 
     Args:
         folder: created when the first checkpoint is written.
         worker: its number, over all ranks of the run.
-        ranks: that the run has now.
-        keep: how many stay.
+        ranks: of the run now.
+        keep: number of checkpoints that stay.
     """
 
     def __init__(self, folder: Path, *, worker: int, ranks: int, keep: int) -> None:
         self._folder, self._worker, self._ranks, self._keep = folder, worker, ranks, keep
 
     def steps(self) -> list[int]:
-        """The steps of complete checkpoints from which this worker can go on, ascending.
+        """Steps of complete checkpoints from which this worker can resume, ascending.
 
-        Where a run had R ranks, those of its worker modulo R.
+        If a run had R ranks, those of rank `worker` modulo R.
         """
         return sorted(
             step
@@ -105,15 +102,15 @@ class Checkpoints:
         return self._worker % self._ranks_at(step)
 
     def _ranks_at(self, step: int) -> int:
-        """Ranks of the run that wrote `step`, as its first seal says."""
-        # There may be none, or one that is damaged: `load` says what is wrong with it.
+        """Ranks of the run that wrote `step`, by its first seal."""
+        # It may be missing or damaged, for which `load` raises an error.
         with suppress(OSError, ValueError):
             first = min(worker for its, worker in self._found("json") if its == step)
             return self._read_seal(self._files(step, first)[1]).ranks or self._ranks
         return self._ranks
 
     def _found(self, ending: str) -> Iterator[tuple[int, int]]:
-        """Steps and workers of the files there are; what has another name is not ours."""
+        """Steps and workers of the files in the folder; files of other names are ignored."""
         for file in self._folder.glob(f"step-*.worker-*.{ending}"):
             name = _NAME.fullmatch(file.name)
             if name is not None:
@@ -142,12 +139,12 @@ class Checkpoints:
             ) from error
 
     def prune(self) -> None:
-        """Remove all but the newest `keep`; call it once every worker has written its own."""
+        """Remove all but the newest `keep`; call it after every worker has written its own."""
         mine = sorted(step for step, worker in self._found("json") if worker == self._worker)
         old = {step: [self._worker] for step in mine[: -self._keep]}
         newest = max(old, default=0)
         for step, worker in list(self._found("pt")):
-            # Files of ranks that the run had before, with more workers.
+            # Files of ranks from when the run had more workers.
             if self._worker == 0 and step <= newest and worker >= self._ranks:
                 old.setdefault(step, []).append(worker)
         for step, workers in old.items():
@@ -157,7 +154,7 @@ class Checkpoints:
                 data.unlink(missing_ok=True)
 
     def load(self, step: int) -> tuple[dict[str, Any], int]:
-        """The state saved at `step` from which this worker goes on, and the ranks there were.
+        """The state saved at `step` from which this worker resumes, and the ranks of that run.
 
         Raises:
             CheckpointError: the file is missing or not what was written; names it.
@@ -171,19 +168,19 @@ class Checkpoints:
                     "written"
                 )
             state = torch.load(data, weights_only=True)
-        except Exception as error:  # bytes of any kind fail in any way
+        except Exception as error:  # damaged bytes raise anything
             raise self.damaged(step, str(error).partition("\n")[0]) from error
         run = state.get("run") if isinstance(state, dict) else None
         if not isinstance(run, dict) or not {"config", "corpus"} <= run.keys():
-            raise self.damaged(step, "it does not say of which run it is")
+            raise self.damaged(step, "it does not name its run")
         return state, self._ranks_at(step)
 
     def damaged(self, step: int, because: str) -> CheckpointError:
         """The error for a checkpoint of this worker that cannot be used.
 
         Args:
-            step: whose.
-            because: what is wrong with it.
+            step: of the checkpoint.
+            because: the reason.
         """
         data, seal = self._files(step, self._source(step))
         return CheckpointError(
@@ -205,22 +202,22 @@ def _sha256(path: Path) -> str:
 class RunTimer:
     """Seconds of a run, including those before it was interrupted.
 
-    `training_s` are those in inner and outer steps, `inner_s` those in inner steps: of all workers
-    in turn, where they share a process.
+    `training_s` are in inner and outer steps, `inner_s` in inner steps; of all workers in turn, if
+    they share a process.
     """
 
     def __init__(self) -> None:
-        self._before_s = self.training_s = self.inner_s = 0.0
-        self._started_s = time.perf_counter()
+        self.training_s = self.inner_s = 0.0
+        self._began_s = time.perf_counter()
 
     @property
     def wall_s(self) -> float:
-        """In all."""
-        return self._before_s + time.perf_counter() - self._started_s
+        """Seconds since the run began, without interruptions."""
+        return time.perf_counter() - self._began_s
 
     @contextmanager
     def measuring(self, name: Literal["training_s", "inner_s"]) -> Generator[None]:
-        """Add what is inside to `name`."""
+        """Add the seconds of a block to `name`."""
         started_s = time.perf_counter()
         yield
         setattr(self, name, getattr(self, name) + time.perf_counter() - started_s)
@@ -230,8 +227,8 @@ class RunTimer:
         return {name: getattr(self, name) for name in ("wall_s", "training_s", "inner_s")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; checkpoints of older versions lack some of these times."""
-        self._before_s = state.get("wall_s", 0.0)
+        """Resume from `state`; checkpoints of older versions lack some of these times."""
+        self._began_s = time.perf_counter() - state.get("wall_s", 0.0)
         self.training_s, self.inner_s = state.get("training_s", 0.0), state.get("inner_s", 0.0)
 
 
@@ -283,7 +280,7 @@ class CheckpointManager:
         """Write a checkpoint now.
 
         Returns:
-            Whether it was written.
+            False if it could not be written, in an elastic run.
 
         Raises:
             CheckpointError: as above. NonFiniteError: a weight is not finite.
@@ -301,7 +298,7 @@ class CheckpointManager:
         }
         try:
             for worker, files in zip(self._group.workers, self._files, strict=True):
-                files.save(step, {"run": run, **self._group.capture(worker)})
+                files.save(step, {"run": run, "worker": worker.state_dict()})
             # No rank removes an old checkpoint before all ranks have written the new one.
             self._group.barrier()
             for files in self._files:
@@ -311,7 +308,7 @@ class CheckpointManager:
             return False
         return True
 
-    # -- going on ----------------------------------------------------------------------------------
+    # -- resuming ----------------------------------------------------------------------------------
 
     def restore(self) -> None:
         """Load the newest step of which every worker has a checkpoint; without one, step 0."""
@@ -324,6 +321,7 @@ class CheckpointManager:
                 except (AttributeError, IndexError, KeyError, TypeError) as error:
                     why = f"it lacks a part, or one is of another kind: {error}"
                     raise files.damaged(step, why) from error
+        self._group.follow()
         self._saved_step = self._group.step
         if self._group.leads and self._folder.has_run():
             self._folder.cut_metrics(self._group.step)
@@ -344,14 +342,13 @@ class CheckpointManager:
             raise MismatchError(
                 f"resume {self._folder.path}: the corpus differs",
                 because=f"its fingerprint was {run['corpus'][:12]} and is {self._corpus[:12]}",
-                do="restore the text the run was started with, or start anew with another --out",
+                do="restore the text of the run, or start another run with another --out",
             )
-        workers = ranks // self._config.machine.worker_size
-        self._group.resume(worker, state, workers=workers)
+        worker.load_state_dict(worker_state(state), sources=ranks if changed else None)
         if changed and worker.rank == 0:
-            mine = self._config.workers
+            before, now = ranks // self._config.machine.worker_size, self._config.workers
             _LOG.warning(
-                "%s was left with K=%d and goes on with K=%d", self._folder.path, workers, mine
+                "%s was left with K=%d and goes on with K=%d", self._folder.path, before, now
             )
         self._timer.load_state_dict(run)
 

@@ -1,10 +1,11 @@
-"""From a configuration to workers that are ready: devices, threads, process groups."""
+"""From a configuration to connected workers: devices, threads, process groups."""
 
 import datetime
 import importlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch.distributed as dist
 
 from thinwire.aggregate import DropOutliers
 from thinwire.elastic.transport import Elastic
-from thinwire.errors import ConfigurationError, CorpusError, ExchangeError
+from thinwire.errors import ConfigurationError, CorpusError, ExchangeError, check
 from thinwire.handshake import (
     check_descriptions,
     encode_description,
@@ -23,14 +24,15 @@ from thinwire.runs.folder import RunFolder
 from thinwire.runs.schema import identity_fields
 from thinwire.train.config import TrainConfig
 from thinwire.train.data import LoadedData
-from thinwire.train.workers.elastic import (
-    ElasticConfig,
-    ElasticWorker,
-    FixedWorker,
-    identity_of,
+from thinwire.train.workers.elastic import ElasticConfig
+from thinwire.train.workers.group import WorkerGroup, cores, simulated
+from thinwire.train.workers.ranks import (
+    FsdpRanks,
+    Ranks,
+    count_workers,
+    gather_values,
+    under_torchrun,
 )
-from thinwire.train.workers.group import SimulatedWorkers, TorchrunWorker, WorkerGroup, cores
-from thinwire.train.workers.ranks import FsdpRanks, Ranks, count_workers, under_torchrun
 from thinwire.train.workers.worker import Worker, WorkerIdentity
 from thinwire.transport import (
     Distributed,
@@ -47,21 +49,20 @@ def resolve(
     *,
     begun: RunFolder | None = None,
 ) -> TrainConfig:
-    """`config` with everything filled in that depends on where and how it runs.
+    """`config` with device, threads and number of workers of this machine and launch.
 
     An elastic run leaves outliers out of its means (`DropOutliers`) by default.
 
     Args:
         config: of the run.
-        elastic: of a worker that meets the others in an object store.
-        begun: folder of the run that goes on, which keeps the aggregate that it began with; None
-            for a new run.
+        elastic: of a worker that joins a run by its address.
+        begun: folder of a run to resume, which keeps its aggregate; None for a new run.
 
     Raises:
         ConfigurationError: a missing device, or ranks that do not make whole workers.
     """
     machine = config.machine
-    # Such a worker is alone under its torchrun; how many there are to be is said, not counted.
+    # The ranks of a torchrun are one worker there, so `config` has the number of workers.
     if elastic is not None:
         elastic.check(config)
         workers, here = config.workers, machine.worker_size
@@ -74,7 +75,7 @@ def resolve(
     config = replace(config, workers=workers, machine=machine)
     comes_and_goes = elastic is not None and not elastic.is_fixed
     is_elastic = comes_and_goes or (begun is not None and begun.is_elastic())
-    # Elastic runs of earlier versions began without, and have it in no description.
+    # Elastic runs of earlier versions have none.
     began_so = begun is None or _drops_outliers(begun.config())
     if not (is_elastic and began_so) or _drops_outliers(config.describe()):
         return config
@@ -122,45 +123,40 @@ def assemble(
     Args:
         config: resolved.
         data: loaded.
-        member: which one worker of a run in an object store this is.
-        out: its folder.
+        member: which worker of a run with an address this is; None for the workers of this process
+            or of this torchrun.
+        out: folder of the worker.
     """
     torch.set_num_threads(config.machine.threads)
     device = torch.device(config.machine.device)
-
-    def build(transport: Transport, identity: WorkerIdentity, ranks: Ranks) -> Worker:
-        return Worker(config, data, transport, identity, ranks, device)
-
     if member is not None:
-        return _assemble_member(config, data, member, out or Path(), build)
+        return _assemble_member(config, data, member, out or Path())
     all_ranks = config.workers * config.machine.worker_size
-    if len(data.validation) < all_ranks:
-        raise CorpusError(
-            f"evaluate with {config.workers} workers",
-            because=f"there are {len(data.validation)} validation sequences for {all_ranks} ranks",
-            do="pass a longer corpus, a shorter --sequence-length or fewer --workers",
-        )
-    if under_torchrun():
-        everyone = sealed_by_default(Distributed())
-        # Ranks that disagree, on the number of steps say, would wait for each other in vain.
-        _compare(everyone, _common(config, data), "the ranks' arguments")
-        across, inside = _groups_of(config, everyone)
-        return TorchrunWorker([build(across, _numbered(across.rank, config), inside)])
-    workers = [build(t, _numbered(t.rank, config), Ranks()) for t in in_process(config.workers)]
-    sample = data.validation[:1, :-1]
-    return SimulatedWorkers(workers, threads=config.machine.threads, sample=sample)
+    check(
+        len(data.validation) >= all_ranks,
+        f"evaluate with {config.workers} workers",
+        because=f"there are {len(data.validation)} validation sequences for {all_ranks} ranks",
+        do="pass a longer corpus, a shorter --sequence-length or fewer --workers",
+        kind=CorpusError,
+    )
+    if not under_torchrun():
+        workers = [_numbered(config, data, each, Ranks()) for each in in_process(config.workers)]
+        return simulated(workers, data.validation[:1, :-1])
+    everyone = sealed_by_default(Distributed())
+    # Ranks that disagree, on the number of steps say, would wait for each other in vain.
+    _compare(everyone, _common(config, data), "the ranks' arguments")
+    worker = _numbered(config, data, *_groups_of(config, everyone))
+    return WorkerGroup([worker], ranks=all_ranks, gather=partial(gather_values, device=device))
 
 
-def _numbered(number: int, config: TrainConfig) -> WorkerIdentity:
-    return WorkerIdentity(number=number, evaluators=config.workers, block=number)
+def _numbered(config: TrainConfig, data: LoadedData, transport: Transport, ranks: Ranks) -> Worker:
+    k = transport.rank
+    identity = WorkerIdentity(number=k, evaluators=config.workers, block=k)
+    return Worker(config, data, transport, identity, ranks)
 
 
 def _assemble_member(
-    config: TrainConfig,
-    data: LoadedData,
-    member: ElasticConfig,
-    out: Path,
-    build: Callable[[Transport, WorkerIdentity, Ranks], Worker],
+    config: TrainConfig, data: LoadedData, member: ElasticConfig, out: Path
 ) -> WorkerGroup:
     if not member.is_fixed:
         # Raises for a stream, which has no shares, before the store is asked.
@@ -171,15 +167,12 @@ def _assemble_member(
     transport = member.connect(config, out, group)
     try:
         _compare(transport, common_fields(config, data), "the workers' arguments")
-        if (k := member.at.worker) is not None:
-            identity = WorkerIdentity(block=k, first_stream=k)
-            return FixedWorker(build(transport, identity, ranks), transport, ranks)
-        assert isinstance(transport, Elastic)
-        identity = identity_of(transport.identity)
-        return ElasticWorker(build(transport, identity, ranks), transport, ranks)
+        worker = Worker(config, data, transport, member.place(transport), ranks)
     except BaseException:
         transport.close()
         raise
+    store = transport if isinstance(transport, Elastic) else None
+    return WorkerGroup([worker], ranks=ranks.size, gather=ranks.gather, is_apart=True, store=store)
 
 
 def _compare(transport: Transport, fields: Mapping[str, str], what: str) -> None:
@@ -203,13 +196,13 @@ def _groups_of(config: TrainConfig, everyone: Transport) -> tuple[Transport, Ran
 
 
 def _common(config: TrainConfig, data: LoadedData) -> dict[str, str]:
-    """What all ranks must agree on: everything but how many cores their host gives them."""
+    """Settings that all ranks have in common: all but the number of threads."""
     fields = {"corpus": data.fingerprint, **identity_fields(config.describe())}
     return {field: value for field, value in fields.items() if field != "machine.threads"}
 
 
 def common_fields(config: TrainConfig, data: LoadedData) -> dict[str, str]:
-    """What workers that come and go must agree on: not where they compute, nor what they write."""
+    """Settings that workers of different machines have in common: not devices, nor intervals."""
     own = ("machine.", "periods.", "accumulate")
     return {f: value for f, value in _common(config, data).items() if not f.startswith(own)}
 
@@ -219,18 +212,12 @@ def _device(name: str) -> str:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and under_torchrun():
         name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-    if name.startswith("meta"):
-        raise ConfigurationError(
-            f"train on device {name!r}",
-            because="it holds no numbers, only shapes",
-            do="pass --device cpu, or auto to take what is there",
-        )
     try:
-        torch.empty(0, device=name)
+        torch.empty(1, device=name).item()  # which device meta refuses: it has no numbers
     except (RuntimeError, AssertionError) as error:
         raise ConfigurationError(
             f"train on device {name!r}",
             because=str(error).splitlines()[0],
-            do="pass --device cpu, or auto to take what is there",
+            do="pass --device cpu, or auto to use a GPU if there is one",
         ) from error
     return name

@@ -31,10 +31,10 @@ _RECORDED = (
     *("peak_outer_device_bytes", "peak_outer_host_bytes"),
 )
 
-# Given the configuration and the step from which the run goes on.
+# Called with the configuration and the step from which the run continues.
 ObserverFactory: TypeAlias = Callable[[TrainConfig, int], Sequence[Observer]]
 
-# Entered while steps are taken; gives what is empty until the run is to stop.
+# Entered during training; returns a sequence that is empty until the run is to stop.
 StopRequest: TypeAlias = AbstractContextManager[Sequence[int]]
 
 
@@ -51,17 +51,16 @@ def train(
     Args:
         config: the run.
         out: folder for config.json, data.json, metrics.jsonl, summary.json, checkpoints and model.
-            Every elastic worker has one of its own, with events.jsonl besides.
-        observers: makes what is shown every record, on the process that leads.
-        elastic: makes this process one worker of a run in an object store, with a folder and
-            checkpoints of its own; its batch has global_batch / workers sequences, however many
-            workers there are.
-        stop: entered while steps are taken; gives a sequence that is empty until the run is to
-            stop. Ranks of torchrun stop after the next record, where all hear of it.
+            Each elastic worker has its own folder, with events.jsonl.
+        observers: returns the observers of records and events; called by rank 0.
+        elastic: address and settings of a run that this process joins as one worker. The worker's
+            batch has global_batch / workers sequences, whatever the number of workers.
+        stop: entered during training; returns a sequence that is empty until the run is to stop.
+            Ranks of torchrun stop together, after the next record.
 
     Raises:
-        RunStopped: `stop` said so; there is a checkpoint of the last step.
-        ThinwireError: what stopped the run; checkpoints written before stay.
+        RunStopped: `stop` asked for it. A checkpoint of the last step was written.
+        ThinwireError: any other error that ends the run. Earlier checkpoints stay.
     """
     config = launch.resolve(config, elastic)
     folder = RunFolder(out)
@@ -82,20 +81,20 @@ def resume(
     """Continue the run in `out` from its newest checkpoint and return the summary.
 
     The result has the same bits as an uninterrupted run, unless `config` has another number of
-    workers: then worker k goes on from worker k modulo the old number. A folder without a run
-    begins one; a finished run is not touched. An elastic worker starts from the state that its
-    checkpoint shares with the others.
+    workers: then worker k continues from worker k modulo the old number. A folder without a run
+    begins one, and a finished run is left as it is. A worker of an elastic run catches up with the
+    others, and may resume from a checkpoint of a fixed run.
 
     Raises:
-        MismatchError: the run there was started with another configuration.
+        MismatchError: the run was started with another configuration.
         CheckpointError: its newest checkpoint is damaged.
-        ConfigurationError: the number of workers changed, and the method's overlap keeps in the
-            weights of each what it has in flight.
+        ConfigurationError: the number of workers changed, and the method's overlap cannot drop
+            rounds in flight.
     """
     folder = RunFolder(out)
     begun = folder if is_lead() and folder.has_run() else None
     config = launch.resolve(config, elastic, begun=begun)
-    # How many samples a share has depends on it, so workers that come and go cannot change it.
+    # The size of a share depends on it, so an elastic run cannot change it.
     is_fixed = elastic is None or elastic.is_fixed
     changed = begun is not None and is_fixed and begun.workers() != config.workers
     if begun is not None:
@@ -104,7 +103,7 @@ def resume(
     if finished is not None:
         return finished
     if changed:
-        # Loading would refuse it, too, but not before everything else was made.
+        # Loading would raise this, too, but only after everything was built.
         config.method.overlap.check_cancellable()
     with _held(folder):
         return _run(config, folder, observers, elastic, stop)
@@ -130,7 +129,7 @@ def _run(
     observers: list[Observer] = []
     try:
         with stop or nullcontext(()) as asked_to_stop:
-            # It may be asked while it waits to join.
+            # It may be asked to stop while it waits to join.
             group.leave_when(lambda: bool(asked_to_stop))
             trainer = _Trainer(config, folder, group, data, observers)
             trainer.begin(make_observers)
@@ -161,7 +160,7 @@ class _Trainer:
         self._all_stop = False
 
     def begin(self, make_observers: ObserverFactory | None) -> None:
-        """Go on from what the folder holds, if anything, and open it."""
+        """Resume from a checkpoint in the folder, if any, and open the folder."""
         self._checkpoints.restore()
         if not self._group.leads:
             return
@@ -209,7 +208,7 @@ class _Trainer:
             with self._timer.measuring("training_s"):
                 losses = self._one_step()
             is_last = group.step >= config.steps
-            # A healed worker's step jumps, perhaps over one at which something was due.
+            # A worker that catches up may jump over a step at which something was due.
             evaluate = is_last or is_due(before, group.step, config.periods.evaluate_steps)
             extra: dict[str, float] = {}
             if evaluate:
@@ -223,14 +222,14 @@ class _Trainer:
                     raise self._stopped()
                 self._checkpoints.save_if_due()
         # A worker that joined in the last round may have made it fail.
-        group.finish_last_round()
-        # None where this worker joined a run that was over.
+        group.flush()
+        # None if this worker joined a run that was over.
         return self._evaluate() if val_loss is None else val_loss
 
     @property
     def _saves_alone(self) -> bool:
-        """Whether a checkpoint makes sense that the other ranks do not write."""
-        return self._group.events is not None and self._group.steps_taken > 0
+        """Whether this process may write a checkpoint without the other ranks."""
+        return self._group.events is not None and self._group.workers[0].steps_taken > 0
 
     def _stopped(self) -> RunStopped:
         saved = self._checkpoints.save()
@@ -257,18 +256,18 @@ class _Trainer:
         mean = sum(self._group.all_gather(sums)) / windows[:, 1:].numel()
         if not math.isfinite(mean):
             raise NonFiniteError(
-                f"go on after step {self._group.step}",
+                f"continue after step {self._group.step}",
                 because=f"the validation loss of the outer parameters is {mean}",
-                do="start anew with a lower --inner-lr; checkpoints written before are intact",
+                do="start again with a lower --inner-lr; earlier checkpoints are intact",
             )
         return mean
 
     def _record(self, losses: list[float], extra: dict[str, float]) -> None:
-        # With the losses of all ranks goes whether one of them is to stop.
-        told = self._group.all_gather([*losses, float(bool(self._asked_to_stop))])
+        # With its losses, each rank sends whether it was asked to stop.
+        gathered = self._group.all_gather([*losses, float(bool(self._asked_to_stop))])
         each = len(losses) + 1
-        self._all_stop = any(told[each - 1 :: each])
-        losses = [value for index, value in enumerate(told, start=1) if index % each]
+        self._all_stop = any(gathered[each - 1 :: each])
+        losses = [value for index, value in enumerate(gathered, start=1) if index % each]
         worker = self._group.workers[0]
         stats, totals = worker.outer.stats, worker.totals()
         record = {
@@ -296,7 +295,7 @@ class _Trainer:
         group, timer = self._group, self._timer
         group.begin_consensus()
         digests = [worker.outer_digest() for worker in group.workers]
-        # 48 bits of it fit a float exactly, and floats are what is gathered.
+        # Floats are gathered, which hold 48 bits of it exactly.
         if len(set(group.all_gather([float(int(d[:12], 16)) for d in digests]))) > 1:
             raise MismatchError(
                 "finish the run",

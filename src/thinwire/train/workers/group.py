@@ -1,29 +1,24 @@
-"""The workers of this process, run in step: all of them (simulated), or one (under torchrun).
-
-Under torchrun a worker may have several ranks. Its object is then on each of them.
-"""
+"""The workers of this process, in step: all K of a run, one of them, or a rank of one."""
 
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from thinwire.elastic.events import EventLog
+from thinwire.elastic.transport import Elastic
 from thinwire.errors import CheckpointError
-from thinwire.train.workers.ranks import gather_values
+from thinwire.train.workers.ranks import under_torchrun
 from thinwire.train.workers.worker import Worker
 
 T = TypeVar("T")
 
 
 def cores() -> list[int]:
-    """The processor cores that this process may use.
-
-    A job of a comparison, or a container, has only a part of the machine's.
+    """The processor cores that this process may use, which may be fewer than the machine's.
 
     >>> len(cores()) >= 1
     True
@@ -34,182 +29,178 @@ def cores() -> list[int]:
 
 
 class WorkerGroup:
-    """The workers of a run that live in this process; as it is, one that exchanges rounds alone.
+    """The workers of a run that live in this process.
 
     Args:
         workers: in rank order.
+        ranks: those of all workers that share this run's folder.
+        gather: all-gathers numbers over these ranks, as many of each; by default all of them are in
+            this process.
+        pool: threads of simulated workers.
+        is_apart: whether the worker has its own folder, and meets the others only in rounds.
+        store: in which they meet, if they do in a store.
+
+    Attributes:
+        all_gather: numbers of this process in, those of all processes out, in rank order. All
+            workers have equally many ranks, so a mean over ranks is a mean over workers.
+        events: joins, losses and rounds of an elastic run; None in a fixed run.
     """
 
-    def __init__(self, workers: Sequence[Worker]) -> None:
-        self.workers = list(workers)
-        self.steps_taken = 0
-        machine = workers[0].config.machine
-        # Ranks that write checkpoints into the run's folder: all of the run.
-        self.checkpoint_ranks = workers[0].config.workers * machine.worker_size
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        *,
+        ranks: int,
+        gather: Callable[[Sequence[float]], list[float]] = list,
+        pool: ThreadPoolExecutor | None = None,
+        is_apart: bool = False,
+        store: Elastic | None = None,
+    ) -> None:
+        self.workers, self.checkpoint_ranks, self.all_gather = list(workers), ranks, gather
+        self._pool, self._is_apart, self._store = pool, is_apart, store
+        self._outer, self._config = workers[0].outer, workers[0].config
+        self.events = store.events if store is not None and self._outer.is_elastic else None
 
-    # -- where the run stands ----------------------------------------------------------------------
+    # -- progress ----------------------------------------------------------------------------------
 
     @property
     def leads(self) -> bool:
-        """Whether this process holds rank 0, which writes what exists once."""
+        """Whether this process has rank 0, which writes the files that exist once."""
         return self.workers[0].rank == 0
 
     @property
+    def stops_alone(self) -> bool:
+        """Whether this process may stop between any two steps, without other ranks."""
+        return self.checkpoint_ranks == len(self.workers)
+
+    @property
     def step(self) -> int:
-        """Inner steps by the schedule."""
-        return self.workers[0].scheduler.last_epoch
+        """Inner steps of the schedule."""
+        return self.workers[0].step
 
     @property
     def tokens(self) -> int:
-        """Tokens read so far, by all workers together."""
-        return self.step * self.workers[0].config.tokens_per_step
+        """Tokens read so far: by all workers of a fixed run, or by this one of an elastic run."""
+        total = self._config.tokens_per_step
+        if self.events is None:
+            return self.step * total
+        return self.workers[0].steps_taken * total // self._config.workers
 
-    events: EventLog | None = None
-    """Joins, losses and rounds of an elastic run; None where the workers are fixed."""
-
-    stops_alone: bool = True
-    """Whether this process may stop between any two steps, without the other ranks."""
-
-    def leave_when(self, asked: Callable[[], bool]) -> None:
-        """Let waits for the others end with `RunStopped` once `asked` says so, where they can."""
-        del asked
+    @property
+    def can_checkpoint(self) -> bool:
+        """Whether a checkpoint may be written now: in an elastic run, between two rounds."""
+        return self.events is None or self.step % self._config.method.sync_every == 0
 
     def record_fields(self) -> dict[str, int]:
-        """What a record says besides: the number of workers, where it varies."""
-        return {}
+        """Further fields of records: the number of workers of an elastic run."""
+        return {} if self.events is None else {"workers": self._outer.workers}
+
+    def leave_when(self, asked: Callable[[], bool]) -> None:
+        """End waits in the store with `RunStopped` once `asked` returns true."""
+        if self._store is not None:
+            self._store.leave_when(asked)
 
     # -- training ----------------------------------------------------------------------------------
 
     def join_run(self) -> int:
-        """Take part in the run, healed from the others if behind; returns `step`.
-
-        Called before every inner step. Fixed workers have joined by being constructed.
-        """
+        """Join the other workers, and catch up with them; returns `step`."""
+        for worker in self.workers:
+            worker.outer.join()
+        self.follow()
         return self.step
 
     def inner_step(self) -> list[float]:
-        """One inner step of every local worker; returns their losses."""
-        self.steps_taken += 1
+        """One inner step of each local worker; returns their losses."""
         return self.each(lambda worker: worker.inner_step())
 
     def outer_step(self) -> None:
-        """Exchange what is due, after the inner step and before the schedule moves on."""
-        self.each(lambda worker: worker.outer.begin())
-        self.each(lambda worker: worker.outer.finish())
-        for worker in self.workers:
-            worker.scheduler.step()
+        """Exchange what is due, and set the schedule to the step of the outer loop."""
+        try:
+            self.each(lambda worker: worker.outer.begin())
+            self.each(lambda worker: worker.outer.finish())
+        finally:
+            self.follow()  # also after a failed round: its steps were taken, and are saved
 
     def flush(self) -> None:
         """Exchange what is left after the last inner step."""
-        self.each(lambda worker: worker.outer.begin_last())
+        self.each(lambda worker: worker.outer.begin(last=True))
         self.each(lambda worker: worker.outer.finish())
-
-    def finish_last_round(self) -> None:
-        """Repeat the last round until it counts, where a round may fail."""
-        return
+        # A round of an elastic run may have been discarded.
+        self.each(lambda worker: worker.outer.flush())
+        self.follow()
 
     def begin_consensus(self) -> None:
-        """Begin to gather what the workers need to evaluate, on all of them before any waits."""
-        self.each(lambda worker: worker.outer.begin_consensus())
+        """Begin to gather the outer parameters for an evaluation, before any worker waits."""
+        self.each(lambda worker: worker.outer.evaluating())
 
     def each(self, work: Callable[[Worker], T]) -> list[T]:
-        """`work` of every local worker, in rank order, each with its own random stream."""
-        return [with_own_random_stream(work)(worker) for worker in self.workers]
-
-    def all_gather(self, values: Sequence[float]) -> list[float]:
-        """This process's numbers in, those of all processes of the run out, in rank order.
-
-        Simulated workers are a rank each. All workers have equally many ranks, so that a mean over
-        all ranks is a mean over workers.
-
-        Args:
-            values: as many in every process.
-        """
-        return list(values)
+        """`work` of each local worker, in rank order, with the worker's random stream."""
+        if self._pool is not None:
+            return list(self._pool.map(work, self.workers))
+        results: list[T] = []
+        for worker in self.workers:
+            with worker.stream.active():
+                results.append(work(worker))
+        return results
 
     def barrier(self) -> None:
         """Return once every rank of the run has called this."""
         self.all_gather([0.0] * len(self.workers))
 
-    # -- checkpoints -------------------------------------------------------------------------------
-
-    can_checkpoint: bool = True
-    """Whether a checkpoint may be written now, between two steps."""
-
-    def capture(self, worker: Worker) -> dict[str, Any]:
-        """What a checkpoint of a local worker holds."""
-        return {"worker": worker.state_dict()}
-
-    def resume(self, worker: Worker, state: dict[str, Any], *, workers: int) -> None:
-        """Go on from what `capture` returned.
-
-        Args:
-            worker: a local one.
-            state: its own, or that of its predecessor in a run with another number of workers.
-            workers: K of that run.
-
-        Raises:
-            CheckpointError: it is of another kind of run.
-        """
-        if "worker" not in state:
-            raise CheckpointError(
-                "go on from this checkpoint",
-                because="it is of a worker of an elastic run",
-                do="thinwire join its address, or pass another --out",
-            )
-        config = worker.config
-        sources = workers * config.machine.worker_size if workers != config.workers else None
-        worker.load_state_dict(state["worker"], sources=sources)
+    def follow(self) -> None:
+        """Set the schedule to the step of the outer loop, which another worker may have moved."""
+        for worker in self.workers:
+            worker.reschedule(worker.outer.inner_step)
 
     def file_failed(self, error: CheckpointError) -> None:
-        """A file of the run could not be written: raise `error`, which stops the run."""
-        raise error
+        """Note that a file could not be written, or raise `error` in a fixed run."""
+        if self.events is None:
+            raise error
+        self.events.note("unsaved", round=self._outer.stats.rounds, why=str(error))
 
     # -- the end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Release threads and connections after a run that went well."""
         self.abandon()
+        if not self._is_apart:  # else it is closed
+            for worker in self.workers:
+                worker.outer.transport.close()
+        if under_torchrun():
+            dist.destroy_process_group()
         for worker in self.workers:
-            worker.close()
+            worker.ranks.close()
 
     def abandon(self) -> None:
-        """Release what can be released without the other workers, which may be gone."""
+        """Release what does not wait for other ranks, which may be gone."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._is_apart:
+            self._outer.close()
+            self._outer.transport.close()
 
 
-class SimulatedWorkers(WorkerGroup):
-    """All K workers of a run, side by side on threads of this process.
+def simulated(workers: Sequence[Worker], sample: torch.Tensor) -> WorkerGroup:
+    """All K workers of a run, on threads of this process.
 
     Each thread computes with as many CPU threads as a rank of torchrun would, so both give the same
-    bits. A model that draws random numbers makes its workers take turns: torch has one CPU
-    generator per process, and each worker must see its own stream.
+    bits. If the model draws random numbers, its workers take turns: torch has one CPU generator per
+    process, and each worker has its own stream.
 
     Args:
         workers: all, in rank order.
-        threads: CPU threads of a worker.
         sample: int64 [batch, time]; the model is tried out on it.
     """
-
-    def __init__(self, workers: Sequence[Worker], *, threads: int, sample: torch.Tensor) -> None:
-        super().__init__(workers)
-        first = workers[0]
-        # An accelerator's generator cannot be asked, and its workers take turns anyway.
-        self._draws = first.device.type != "cpu" or _draws_random_numbers(first.model, sample)
-        self._pool = ThreadPoolExecutor(
-            1 if self._draws else min(len(workers), len(cores())),
-            initializer=torch.set_num_threads,
-            initargs=(threads,),
-        )
-
-    def each(self, work: Callable[[Worker], T]) -> list[T]:
-        """In threads, or in turns with each worker's own random stream."""
-        return list(
-            self._pool.map(with_own_random_stream(work) if self._draws else work, self.workers)
-        )
-
-    def abandon(self) -> None:
-        """End the threads: no other process is involved."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+    first = workers[0]
+    # An accelerator's generator cannot be asked, and its workers take turns anyway.
+    if first.device.type != "cpu" or _draws_random_numbers(first.model, sample):
+        return WorkerGroup(workers, ranks=len(workers))
+    pool = ThreadPoolExecutor(
+        min(len(workers), len(cores())),
+        initializer=torch.set_num_threads,
+        initargs=(first.config.machine.threads,),
+    )
+    return WorkerGroup(workers, ranks=len(workers), pool=pool)
 
 
 def _draws_random_numbers(model: nn.Module, tokens: torch.Tensor) -> bool:
@@ -218,30 +209,3 @@ def _draws_random_numbers(model: nn.Module, tokens: torch.Tensor) -> bool:
         before = torch.get_rng_state()
         model(input_ids=tokens)
         return not torch.equal(before, torch.get_rng_state())
-
-
-class TorchrunWorker(WorkerGroup):
-    """One worker here, or a rank of it; the others are in the default process group."""
-
-    stops_alone = False
-
-    def all_gather(self, values: Sequence[float]) -> list[float]:
-        """Gather over the ranks."""
-        return gather_values(values, self.workers[0].device)
-
-    def close(self) -> None:
-        """Leave the process group, which `abandon` does not: it waits for peers."""
-        for worker in self.workers:  # the transport has a group of its own, with threads
-            worker.outer.transport.close()
-        dist.destroy_process_group()
-        super().close()
-
-
-def with_own_random_stream(work: Callable[[Worker], T]) -> Callable[[Worker], T]:
-    """`work` with the worker's random stream."""
-
-    def wrapped(worker: Worker) -> T:
-        with worker.stream.active():
-            return work(worker)
-
-    return wrapped

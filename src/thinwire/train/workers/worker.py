@@ -1,9 +1,9 @@
-"""One worker: a model, its optimizer, its share of the data, and its outer loop."""
+"""A worker: a model, its optimizer, its part of the data, and its outer loop."""
 
 import hashlib
 import itertools
 import math
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from thinwire.asynchronous import Assignment, AsyncWorker
 from thinwire.contributions import CLIPPED
-from thinwire.errors import CorpusError, NonFiniteError
+from thinwire.errors import CheckpointError, CorpusError, NonFiniteError, check
 from thinwire.handshake import digest
 from thinwire.live_weights import local_shard
 from thinwire.nested_steps import is_nested_step
@@ -34,13 +35,13 @@ _SUMMED = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerIdentity:
-    """Which worker of a run this is, and hence which data and random numbers it draws.
+    """The place of a worker in a run: which data it reads, and which random numbers it draws.
 
     Args:
-        number: from 0; worker 0 writes what exists once.
-        evaluators: workers that share the validation windows between them.
-        block: the part of every global batch that it reads; None reads the shares of the data that
-            the worker is assigned, in a run in which workers come and go.
+        number: from 0; worker 0 writes the files that exist once.
+        evaluators: number of workers that divide the validation windows among them.
+        block: part of every global batch that it reads; None reads the data shares that the worker
+            of an elastic run is assigned.
         first_stream: stream of random numbers of rank 0; rank r has the r-th after it.
     """
 
@@ -60,41 +61,37 @@ class RandomStream:
     """
 
     def __init__(self, *, seed: int, worker: int, device: torch.device) -> None:
-        self._cuda = device if device.type == "cuda" else None
+        self._devices = [device] if device.type == "cuda" else []
         mixed = hashlib.sha256(f"thinwire {seed} {worker}".encode()).digest()
-        with torch.random.fork_rng(devices=[device] if self._cuda else []):
+        with torch.random.fork_rng(devices=self._devices):
             torch.manual_seed(int.from_bytes(mixed[:7], "little"))
             self._states = self._current()
 
     @contextmanager
     def active(self) -> Generator[None]:
-        """Everything drawn inside continues this worker's stream."""
-        outside = self._current()
-        self._install(self._states)
-        try:
-            yield
-        finally:
-            self._states = self._current()
-            self._install(outside)
+        """Draw from this worker's stream in a block."""
+        with torch.random.fork_rng(devices=self._devices):
+            torch.set_rng_state(self._states["cpu"])
+            for device in self._devices:
+                torch.cuda.set_rng_state(self._states["cuda"], device)
+            try:
+                yield
+            finally:
+                self._states = self._current()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The generators' states."""
+        """States of the generators."""
         return dict(self._states)
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue a stream."""
         self._states = {key: value.cpu() for key, value in state.items()}
 
     def _current(self) -> dict[str, Tensor]:
         states = {"cpu": torch.get_rng_state()}
-        if self._cuda is not None:
-            states["cuda"] = torch.cuda.get_rng_state(self._cuda)
+        for device in self._devices:
+            states["cuda"] = torch.cuda.get_rng_state(device)
         return states
-
-    def _install(self, states: dict[str, Tensor]) -> None:
-        torch.set_rng_state(states["cpu"])
-        if self._cuda is not None:
-            torch.cuda.set_rng_state(states["cuda"], self._cuda)
 
 
 def autocast(machine: Runtime, device: torch.device) -> AbstractContextManager[Any]:
@@ -115,22 +112,6 @@ def token_losses(model: nn.Module, windows: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten(), reduction="none")
 
 
-class _WholeParameters(Mapping[str, Tensor]):
-    """The trainable parameters of a model, each gathered from its shards when it is read."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-
-    def __getitem__(self, name: str) -> Tensor:
-        return gather(self._parameters[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._parameters)
-
-    def __len__(self) -> int:
-        return len(self._parameters)
-
-
 class Worker:
     """One worker of a run, or one of its ranks.
 
@@ -138,13 +119,18 @@ class Worker:
     takes its rows, so that the worker sees what it would see if it were one rank.
 
     Args:
-        config: the run.
+        config: of the run.
         data: the loaded corpus.
-        transport: the connection to the other workers; None where a server takes the outer steps,
-            and there is no outer loop.
+        transport: the connection to the other workers; None for a worker of an asynchronous run.
         identity: which of them it is.
         ranks: of this worker.
-        device: where the model lives.
+        facts: in an asynchronous run, what all workers have in common.
+
+    Attributes:
+        outer: the outer loop; in an asynchronous run an `AsyncWorker`, whose state is saved and
+            loaded alike.
+        step: inner step of the schedule, whose learning rate is set.
+        steps_taken: inner steps of this worker itself.
     """
 
     def __init__(
@@ -154,32 +140,33 @@ class Worker:
         transport: Transport | None,
         identity: WorkerIdentity,
         ranks: Ranks,
-        device: torch.device,
+        *,
+        facts: Mapping[str, str] | None = None,
     ) -> None:
-        self.config, self.device, self._ranks = config, device, ranks
+        machine, device = config.machine, torch.device(config.machine.device)
+        self.config, self.device, self.ranks = config, device, ranks
         self._identity, self.number = identity, identity.number
         self.rank = identity.number * ranks.size + ranks.index
         self._vocab_size = data.vocab_size
         self.model = self._build()
         ranks.place(self.model, device)
         self.optimizer = config.method.inner.build(self.model)
-        if transport is not None:
-            self.outer = OuterLoop(
-                self.model,
-                self.optimizer,
-                config.method,
-                transport=transport,
-                outer_device=config.machine.outer_device,
-            )
+        parts, outer_device = (self.model, self.optimizer, config.method), machine.outer_device
+        self.outer: Any
+        if transport is None:
+            number = identity.number
+            self.outer = AsyncWorker(*parts, rank=number, facts=facts, outer_device=outer_device)
+        else:
+            self.outer = OuterLoop(*parts, transport=transport, outer_device=outer_device)
         # After the outer loop's own hook: what is clipped is what the optimizer is about to use.
         self.optimizer.register_step_pre_hook(lambda *_: self._clip())
-        self.scheduler = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, lambda t: config.schedule.factor(t, steps=config.steps)
-        )
+        self._rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self.steps_taken = 0
+        self.reschedule(0)
         self.batches = self._batches(data)
         stream = identity.first_stream + self.rank
         self.stream = RandomStream(seed=config.seed, worker=stream, device=device)
-        self._forward: Any = torch.compile(self.model) if config.machine.compile else self.model
+        self._forward: Any = torch.compile(self.model) if machine.compile else self.model
 
     def _batches(self, data: LoadedData) -> Any:
         """Endless batches of this worker: int64, [global_batch / K, sequence_length + 1] each."""
@@ -193,16 +180,31 @@ class Worker:
             )
         every, rows = config.method.sync_every, config.global_batch // config.workers
         shares = data.training.shares(rows=rows, sync_every=every, seed=config.seed)
-        # They have no state: the outer loop knows how far they were read.
+        # They have no state: the outer loop has the position.
         place = lambda: (self.outer.share, self.outer.inner_step % every)  # noqa: E731
         return (shares.batch(*place()) for _ in itertools.count())
 
+    def train(self, assignment: Assignment) -> float:
+        """Take the inner steps of an asynchronous assignment; returns their mean loss.
+
+        Raises:
+            NonFiniteError: a loss is not finite.
+        """
+        losses: list[float] = []
+        with self.stream.active():
+            for j in range(assignment.steps):
+                step = assignment.steps_done // self.config.workers + j
+                self.reschedule(min(step, self.config.steps - 1))
+                losses.append(self.inner_step())
+        return sum(losses) / len(losses)
+
     def inner_step(self) -> float:
-        """Read a batch, take one step of the inner optimizer; returns the batch's mean loss.
+        """Read a batch, and take a step of the inner optimizer; returns the batch's mean loss.
 
         Raises:
             CorpusError: a token is outside the vocabulary. NonFiniteError: the loss is not finite.
         """
+        self.steps_taken += 1
         windows = next(self.batches)
         if (largest := int(windows.max())) >= self._vocab_size:
             raise CorpusError(
@@ -210,12 +212,12 @@ class Worker:
                 because=f"it holds token {largest} and the vocabulary has {self._vocab_size}",
                 do="name the tokenizer that made the tokens, or ids:N for a vocabulary of N",
             )
-        mine = windows.chunk(self._ranks.size)[self._ranks.index].to(self.device)
-        with self._ranks.naming_failures():
+        mine = windows.chunk(self.ranks.size)[self.ranks.index].to(self.device)
+        with self.ranks.naming_failures():
             losses = [self._backward(part) for part in mine.chunk(self.config.accumulate)]
             loss = torch.stack(losses).sum().item()  # once a step: it waits for the device
-        # The same on every rank: if one stopped by itself, the others would wait for it.
-        loss = self._ranks.total([loss])[0] / self._ranks.size
+        # The same on every rank: if one stopped alone, the others would wait for it.
+        loss = self.ranks.total([loss])[0] / self.ranks.size
         if not math.isfinite(loss):
             bad = (n for n, p in self.model.named_parameters() if not _is_finite(p.grad))
             because = f"the loss is {loss} and the gradient of {next(bad, 'no parameter')} is not"
@@ -238,17 +240,17 @@ class Worker:
             windows: int64 [n, time + 1]; each of the run's R ranks takes every R-th.
             batch: windows of a forward pass.
         """
-        every = self._identity.evaluators * self._ranks.size
+        every = self._identity.evaluators * self.ranks.size
         mine = windows[self.rank :: every]
         left = len(mine)
         # Ranks of a worker gather its weights together, so they need equally many forward passes.
-        most = len(windows[self.number * self._ranks.size :: every])
+        most = len(windows[self.number * self.ranks.size :: every])
         mine = torch.cat([mine, windows[: most - left]])
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         time = windows.shape[1] - 1
         self.model.eval()
         precision = autocast(self.config.machine, self.device)
-        with self.outer.evaluating(), precision, self._ranks.naming_failures():
+        with self.outer.evaluating(), precision, self.ranks.naming_failures():
             for part in mine.split(batch):
                 losses = token_losses(self.model, part.to(self.device))[: left * time]
                 total += losses.double().sum()
@@ -274,15 +276,15 @@ class Worker:
     def outer_digest(self) -> str:
         """SHA-256 of the consensus of all workers, the same however many ranks hold it."""
         with self.outer.evaluating():
-            return digest(_WholeParameters(self.model))
+            return digest({n: p for n, p in self.model.named_parameters() if p.requires_grad})
 
     def save_pretrained(self, folder: Path) -> None:
         """Write the workers' consensus so that transformers loads it; the first rank writes."""
-        first = self._ranks.index == 0
+        first = self.ranks.index == 0
         with self.outer.evaluating():
             # A new one: FSDP changed the class and the tensors of ours, which no file can hold.
-            model = self._build() if first and self._ranks.size > 1 else self.model
-            if self._ranks.size > 1:
+            model = self._build() if first and self.ranks.size > 1 else self.model
+            if self.ranks.size > 1:
                 target = model.state_dict() if first else {}
                 for name, tensor in self.model.state_dict().items():
                     whole = gather(tensor)
@@ -292,59 +294,66 @@ class Worker:
                 save_pretrained(model, folder)
 
     def _over_ranks(self, counts: Mapping[str, int]) -> dict[str, int]:
-        totals = self._ranks.total([float(count) for count in counts.values()])
+        totals = self.ranks.total([float(count) for count in counts.values()])
         return {name: int(total) for name, total in zip(counts, totals, strict=True)}
 
     # -- checkpoints -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything this rank of the worker needs to continue bit for bit, as plain tensors."""
+        """Everything that this rank of the worker needs to resume, as plain tensors and numbers."""
+        # An elastic worker reads the shares that it is assigned, and has no position.
+        has_block = self._identity.block is not None
         return {
             "model": plain(self.model.state_dict()),
             "optimizer": plain(self.optimizer.state_dict()),
-            "scheduler": self.scheduler.state_dict(),
             "outer": self.outer.state_dict(),
-            "batches": self.batches.state_dict(),
+            **({"batches": self.batches.state_dict()} if has_block else {}),
             "random": self.stream.state_dict(),
+            "steps_taken": self.steps_taken,
         }
 
-    def load_state_dict(self, state: dict[str, Any], *, sources: int | None = None) -> None:
-        """Continue from `state`.
+    def load_state_dict(self, state: Mapping[str, Any], *, sources: int | None = None) -> None:
+        """Resume from `state`.
 
         Args:
             state: of a rank of this run, or of a run with another number of workers.
-            sources: how many ranks that one had; None if it had as many workers.
+            sources: ranks of that run; None if it had as many workers.
 
         Raises:
             MismatchError: of another number of workers: a stream is cut into as many shares.
+            CheckpointError: it is of an elastic run, and this one is not.
         """
-        # Where there are more workers than before, several start from one state. The first of them
-        # goes on with its random numbers and its error feedback; the others draw their own numbers,
+        has_block = self._identity.block is not None
+        check(
+            "batches" in state or not has_block,
+            "resume a fixed run from this checkpoint",
+            because="it is of a worker of an elastic run, and has no position in the data",
+            do="thinwire join its address, or pass another --out",
+            kind=CheckpointError,
+        )
+        # Where there are more workers than before, several resume from one state. The first of them
+        # continues its random numbers and its error feedback; the others draw their own numbers,
         # and have sent nothing whose error they would owe.
-        first = sources is None or self.rank < sources
-        if first:
+        if sources is None or self.rank < sources:
             self.stream.load_state_dict(state["random"])
             self.outer.load_state_dict(state["outer"])
         else:
             self.outer.load_state_dict(state["outer"], with_feedback=False)
         load_model(self.model, state["model"])
         load_optimizer(self.optimizer, state["optimizer"])
-        self.scheduler.load_state_dict(state["scheduler"])
-        self.batches.load_state_dict(state["batches"])
-        if sources is not None:
-            self.batches.state_dict()  # they check what they were given only when they are used
+        # Fixed runs of version 0.2 saved a learning-rate scheduler instead.
+        self.steps_taken = state.get("steps_taken", 0)
+        if has_block:
+            self.batches.load_state_dict(state["batches"])
+            if sources is not None:
+                self.batches.state_dict()  # they check what they were given only when they are used
 
     def reschedule(self, step: int) -> None:
         """Take the learning rate of inner step `step`, counted from 0, next."""
-        schedule, groups = self.scheduler, self.optimizer.param_groups
-        # torch's step(epoch) is deprecated, and step() goes on by one.
-        schedule.last_epoch = step
-        for group, lr, factor in zip(groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
-            group["lr"] = lr * factor(step)
-
-    def close(self) -> None:
-        """Release the worker's ranks; called when the run's process groups are destroyed."""
-        self._ranks.close()
+        self.step = step
+        factor = self.config.schedule.factor(step, steps=self.config.steps)
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
 
     def _build(self) -> Any:
         return self.config.model.build(
@@ -356,7 +365,7 @@ class Worker:
     def _clip(self) -> None:
         if not self.config.clip_norm or is_nested_step(self.optimizer):
             return
-        with self._ranks.naming_failures():  # the norm is that of all ranks' shards
+        with self.ranks.naming_failures():  # the norm is that of all ranks' shards
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
 
     def check_finite(self) -> None:
@@ -367,11 +376,19 @@ class Worker:
 
     def _not_finite(self, cannot: str, because: str) -> NonFiniteError:
         return NonFiniteError(
-            f"{cannot}: worker {self.number}, inner step {self.scheduler.last_epoch + 1}",
+            f"{cannot}: worker {self.number}, inner step {self.step + 1}",
             because=because,
-            do="start anew with a lower --inner-lr or --clip-norm; checkpoints are intact",
+            do="start again with a lower --inner-lr or --clip-norm; checkpoints are intact",
         )
 
 
 def _is_finite(tensor: Tensor | None) -> bool:
     return tensor is None or bool(torch.isfinite(local_shard(tensor)).all())
+
+
+def worker_state(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
+    """State of a worker in a checkpoint of any version: 0.2 had another form for elastic runs."""
+    if "shared" not in checkpoint:
+        return checkpoint["worker"]
+    own = checkpoint["own"]
+    return own | {"outer": {"shared": checkpoint["shared"], "feedback": own["feedback"]}}
