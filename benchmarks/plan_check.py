@@ -18,12 +18,13 @@ import argparse
 import dataclasses
 import importlib
 import json
-import math
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from setting import write_runs
@@ -34,6 +35,7 @@ from thinwire.plan.compute import Compute
 from thinwire.plan.link import Link
 from thinwire.plan.simulate import simulate
 from thinwire.runs.folder import write_json
+from thinwire.runs.schema import read_finished
 from thinwire.train.config import Intervals, Runtime, TrainConfig
 from thinwire.train.recipes import laptop
 from thinwire.train.trainer import train
@@ -156,17 +158,15 @@ def main() -> None:
         return
     if not options.again:
         measure(options.out / "unlimited", UNLIMITED_MBIT, 0.0, 15, options.attempts)
-    calibrations = {
-        name: calibrate(quietest(options.out / "unlimited", name), link=Link.of(math.inf))
-        for name in METHODS
-    }
+    calibrations = {name: calibrate(quietest(options.out / "unlimited", name)) for name in METHODS}
+    late_s = {name: lateness(quietest(options.out / "unlimited", name)) for name in METHODS}
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in METHODS}
     for rate_mbit in options.rates:
         out = options.out / f"{rate_mbit:g}-mbit"
         if not options.again:
             measure(out, rate_mbit, DELAY_S, 0, options.attempts)
         for name in METHODS:
-            row = compare(calibrations[name], out, name, rate_mbit)
+            row = compare(calibrations[name], late_s[name], out, name, rate_mbit)
             rows[name].append(row)
             print(line(name, row))
     write_runs(
@@ -175,7 +175,10 @@ def main() -> None:
         f"{DELAY_S * 1e3:g} ms one way, predicted from a run of each method on a link without "
         "limits, and measured",
         rows,
-        calibrations={name: described(found) for name, found in calibrations.items()},
+        calibrations={
+            name: described(found) | {"late_s": late_s[name]}
+            for name, found in calibrations.items()
+        },
         largest_error=largest(rows, "error"),
         largest_utilisation_error=largest(rows, "utilisation_error"),
     )
@@ -219,14 +222,24 @@ def quietest(out: Path, name: str) -> Path:
     return min(runs(out, name), key=queued_share)
 
 
-def compare(job: Calibration, out: Path, name: str, rate_mbit: float) -> dict[str, Any]:
+def lateness(folder: Path) -> float:
+    """Median wait for an exchange on a link without limits: what workers and sending add to it."""
+    spans = pairwise((r.wait_s, r.rounds or 0.0) for r in read_finished(folder).records)
+    waits = [((b[0] - a[0]), b[1] - a[1]) for a, b in spans]
+    return median([wait_s / rounds for wait_s, rounds in waits if rounds] or [0.0])
+
+
+def compare(
+    job: Calibration, late_s: float, out: Path, name: str, rate_mbit: float
+) -> dict[str, Any]:
     """A prediction, and what it is held against."""
     folder, link = quietest(out, name), Link.of(rate_mbit * 1e6, latency_s=DELAY_S)
-    predicted = simulate(job.scenario(link), steps=STEPS)
+    predicted = simulate(job.scenario(link, late_s=late_s), steps=STEPS)
     measured = calibrate(folder, step_s=1.0).measured
     # What remains of the error if the steps of this very run had been known.
     own = Compute(step_s=measured.inner_s / STEPS)
-    known = simulate(dataclasses.replace(job, compute=own).scenario(link), steps=STEPS)
+    timed = dataclasses.replace(job, compute=own).scenario(link, late_s=late_s)
+    known = simulate(timed, steps=STEPS)
     return {
         "rate_mbit": rate_mbit,
         "predicted_s": predicted.wall_s,
@@ -263,7 +276,6 @@ def described(job: Calibration) -> dict[str, float]:
     return {
         "step_s": job.compute.step_s,
         "outer_s_per_parameter": job.coding.outer_s_per_parameter,
-        "late_s": job.late_s,
         "measured_s": job.measured.training_s,
         "measured_utilisation": job.measured.utilisation,
     }

@@ -1,6 +1,7 @@
 """Traffic and scenarios for tests of the planner: messages of any size, sent at any time."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from thinwire.fragments import Fragments, Strided
@@ -52,6 +53,17 @@ def streaming(
         sizes["received_nbytes"] = 2 * numel * (given["workers"] - 1)
         messages.append(message(offset=part.offset_steps, first=part.first_step, **sizes))
     return traffic_of(*messages, **given)
+
+
+def peak_sent_after(sent: Traffic, steps: int) -> int:
+    """The most bytes that a run of `steps` inner steps sent after any one of them.
+
+    What is left over at the end counts fragment by fragment: no training runs beside it.
+    """
+    last = {m: m.last_due(steps, sync_every=sent.sync_every) for m in sent.messages}
+    begun = tuple(m for m in sent.messages if last[m])
+    at_the_end = (m.sent_nbytes for m in sent.messages if last[m] < steps)
+    return max(replace(sent, messages=begun).peak_sent_per_step, *at_the_end, 0)
 
 
 def plain(sent: Traffic, rate: float = 1e6, latency_s: float = 0.0) -> Scenario:

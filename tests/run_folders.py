@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from plan_scenarios import peak_sent_after
 from thinwire.plan.models import resolve
 from thinwire.plan.shape import Shape
 from thinwire.plan.traffic import traffic
@@ -59,7 +60,7 @@ def write_run(folder: Path, config: TrainConfig, *, loss: float = 2.0, **extra: 
         "steps": steps,
         "sent_bytes_per_worker": last["sent_bytes"],
         "received_bytes_per_worker": sends.received_after(steps),
-        "peak_sent_bytes_per_step": sends.peak_sent_after(steps),
+        "peak_sent_bytes_per_step": peak_sent_after(sends, steps),
         "versions": {"python": "3.11.7", "torch": "2.13.0"},
     }
     (folder / "config.json").write_text(json.dumps(config.describe()))

@@ -140,7 +140,7 @@ def _time_line(method: tw.Method, shape: Shape, link: Link) -> TimeLine:
         for number, message in enumerate(sent.messages)
         if step >= message.first and (step - message.offset) % H == 0
     ]
-    order += [n for n, message in enumerate(sent.messages) if message in sent.left_over(STEPS)]
+    order += [n for n, m in enumerate(sent.messages) if m.last_due(STEPS, sync_every=H) < STEPS]
     times = zip(result.begun_s, result.freed_s, strict=True)
     transfers = [(number, *time) for number, time in zip(order, times, strict=True)]
     return TimeLine(steps, transfers, result.wall_s, result.utilisation)

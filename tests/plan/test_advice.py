@@ -131,7 +131,7 @@ def test_of_a_preset_the_least_loss_within_measured_rounds_comes_before_shorter_
     recommended = advise(planned).recommended
     found = {one.choice.preset: one.choice for one in recommended}
     # 1/64 reaches the target with rounds of 15 steps, 1/32 with 30, and 1/8 with more.
-    assert (found["sparse_muloco"].density, found["sparse_muloco"].sync_every) == (1 / 32, 30)
+    assert (found["sparse_muloco"].density, found["sparse_muloco"].sync_every) == ("1/32", 30)
     # No width does within 30: the one with the shortest rounds.
     assert (found["muloco"].bits, found["muloco"].sync_every) == (1, 128)
     # Hidden exchanges count on a part of the rate.
@@ -206,4 +206,10 @@ def test_bills_add_up():
     assert costs.waiting_hours == pytest.approx(costs.worker_hours - busy_hours)
     traffic = 4 * first.forecast.received_bytes
     assert costs.cost == pytest.approx(2 * costs.worker_hours + 0.5 * traffic / 1e9)
-    assert bill(replace(first.forecast, wall_s=None), planned).hours == 24
+    day = bill(replace(first.forecast, wall_s=None), planned)
+    assert day.hours == 24
+    assert day.traffic_bytes == 4 * first.forecast.received_bytes_per_day
+    # Through a store, a worker uploads each message once, whoever reads it.
+    day = bill(replace(first.forecast, wall_s=None), replace(planned, topology=TOPOLOGIES["star"]))
+    assert day.traffic_bytes == 4 * first.forecast.sent_bytes_per_day
+    assert first.forecast.received_bytes_per_day == 3 * first.forecast.sent_bytes_per_day

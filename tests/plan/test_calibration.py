@@ -11,6 +11,7 @@ import pytest
 
 import thinwire as tw
 from plan_runs import make_config_fixture, simulated_fixture  # noqa: F401
+from plan_scenarios import peak_sent_after
 from thinwire.plan.calibration import calibrate
 from thinwire.plan.link import Link
 from thinwire.plan.simulate import simulate
@@ -57,7 +58,7 @@ def test_bytes_method_and_model_are_those_of_the_run(simulated, make_config, tex
     summary = json.loads((simulated(text) / "summary.json").read_text())
     assert job.traffic.sent_after(13) == summary["sent_bytes_per_worker"] > 0
     assert job.traffic.received_after(13) == summary["received_bytes_per_worker"] > 0
-    assert job.traffic.peak_sent_after(13) == summary["peak_sent_bytes_per_step"]
+    assert peak_sent_after(job.traffic, 13) == summary["peak_sent_bytes_per_step"]
     assert job.method == make_config(text).method
     assert (job.workers, job.steps, job.tokens_per_step) == (2, 13, 32)
     assert job.shape.parameters == summary["parameters"]
@@ -68,31 +69,20 @@ def test_seconds_are_medians_and_a_slower_link_is_slower_by_what_crosses_it(
     timed, simulated
 ) -> None:
     folder = timed(step_s=0.25, coding_s=0.5, wait_s=0.125)
-    job = calibrate(folder, link=NO_LIMIT)
+    job = calibrate(folder)
     assert job.compute.step_s == pytest.approx(0.25, rel=1e-12)
     assert job.coding.outer_s_per_parameter * job.shape.parameters == pytest.approx(0.5, rel=1e-12)
-    assert job.late_s == pytest.approx(0.125, rel=1e-12)
-    free = simulate(job.scenario(NO_LIMIT), steps=13)
+    free = simulate(job.scenario(NO_LIMIT, late_s=0.125), steps=13)
     # Two whole rounds and what is left over.
     assert free.wall_s == pytest.approx(13 * 0.25 + 3 * (0.5 + 0.125), rel=1e-12)
-    slow = simulate(job.scenario(Link.of(1e5, latency_s=0.3)), steps=13)
+    slow = simulate(job.scenario(Link.of(1e5, latency_s=0.3), late_s=0.125), steps=13)
     wire_nbytes = job.traffic.sent_after(13) * (1500 + 26) / 1448
     more_s = 8 * wire_nbytes / 1e5 + 3 * 2 * 0.3
     assert slow.wall_s - free.wall_s == pytest.approx(more_s, rel=1e-12)
     assert slow.utilisation == pytest.approx(13 * 0.25 / slow.wall_s, rel=1e-12)
-    assert calibrate(folder).late_s == 0  # without its link, nothing is known of it
     # A step time that is given needs no records.
     job = calibrate(simulated("diloco"), step_s=0.75)
-    assert (job.compute.step_s, job.late_s, job.coding.outer_s_per_parameter) == (0.75, 0, 0)
-
-
-def test_what_the_link_explains_is_not_lateness(timed) -> None:
-    folder = timed(step_s=0.25, coding_s=0.0, wait_s=0.5)
-    job, link = calibrate(folder), Link.of(1e6, latency_s=0.1)
-    exchange_s = job.scenario(link).transfer_time(0).total_s
-    assert 0 < exchange_s < 0.5
-    assert calibrate(folder, link=link).late_s == pytest.approx(0.5 - exchange_s, rel=1e-12)
-    assert calibrate(folder, link=Link.of(1.0)).late_s == 0
+    assert (job.compute.step_s, job.coding.outer_s_per_parameter) == (0.75, 0)
 
 
 def test_fragments_share_what_coding_takes(timed) -> None:

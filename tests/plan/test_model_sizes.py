@@ -65,10 +65,10 @@ def test_a_config_is_found_by_its_path_its_folder_and_its_name_in_the_cache(
         ("7q", "no built-in size, no file or folder that exists, and no org/name"),
         ("no/such/config.json", "no file or folder that exists"),
         ("org/absent", "not in the local Hugging Face cache.*hf download org/absent"),
-        ("{", "transformers says"),  # no JSON
-        ("{}", "transformers says"),  # no type
-        ('{"model_type": "nobody"}', "transformers says"),
-        ('{"model_type": "t5"}', "transformers says"),  # not causal
+        ("{", "because transformers: "),  # no JSON
+        ("{}", "because transformers: "),  # no type
+        ('{"model_type": "nobody"}', "because transformers: "),
+        ('{"model_type": "t5"}', "because transformers: "),  # not causal
         ("", r"has no config\.json"),
     ],
 )

@@ -152,7 +152,7 @@ class JobFlags:
                 "workers": calibration.workers,
                 "compute": calibration.compute,
                 "coding": calibration.coding,
-                "topology": OverTcp(late_s=calibration.late_s),
+                "topology": OverTcp(),
                 "tokens_per_step": calibration.tokens_per_step // calibration.workers,
                 "tokens": calibration.steps * calibration.tokens_per_step,
                 "added_nbytes": calibration.added_nbytes,

@@ -1,10 +1,11 @@
-"""What to run on a link: of each preset the shortest rounds that keep its workers busy."""
+"""Advice for a link: the shortest rounds of each preset that keep workers busy."""
 
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Any, Final
 
 from thinwire import presets
 from thinwire.errors import ConfigurationError
@@ -35,25 +36,24 @@ LOSSES: Final[Mapping[str, tuple[float, str]]] = {
     "demo": (0.1339, "demo"),
     "decoupled_momentum": (0.6407, "decoupled momentum"),
 }
-"""Loss against data-parallel AdamW on as many tokens, as a share of it, and the arm that had it.
+"""Loss relative to data-parallel AdamW on the same number of tokens, and the arm that measured it.
 
 Means over three seeds of benchmarks/results/claims-small.json: 0.25M parameters, 480 steps, 4
-workers, rounds of 10 steps. A test compares them. A number of a preset that is not here counts as
-the preset.
+workers, rounds of 10 steps. A test compares them. Settings without a row count as their preset.
 """
 NO_EXCHANGE_LOSS: Final = 0.4789
-"""Likewise of workers that only average at the end: what loses as much is not advised."""
+"""Loss of workers that only average at the end. A method that loses as much is not advised."""
 USED_SHARE: Final = 0.85
-"""Of the rate, where exchanges are hidden behind inner steps: headers take a twentieth, and what
-delays a message that just fits is waited for in each of many. Replays of messages that took as long
-as the steps that were to hide them waited as if they had 0.82 to 0.86 of the rate (docs/log.md)."""
+"""Share of the rate that hidden exchanges may use: headers take a twentieth, and each delay of a
+message that barely fits is waited for. Replays of messages as long as the steps that hide them
+waited as with 0.82 to 0.86 of the rate (docs/log.md)."""
 INTERVALS: Final = (5, 7, 10, 15, 20, 30, 40, 50, 64, 80, 100, 128, 160, 200, 256)
 """H that are tried."""
 
 _LONGEST_MEASURED: Final = 30
 _TAUS: Final = (1, 2, 5)
 _LAYERS: Final = (1, 3)
-_DENSITIES: Final = (1 / 8, 1 / 32, 1 / 64, 1 / 128)
+_DENSITIES: Final = ("1/8", "1/32", "1/64", "1/128")
 _BITS: Final = (16, 4, 2, 1)
 # MuLoCo's inner rates are published for these.
 _LEAST_PUBLISHED, _MOST_PUBLISHED = 150e6, 15e9
@@ -68,47 +68,48 @@ _NEAR: Final = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """A preset and numbers of it, as `--method` has them; None is left to the preset.
+    """A preset and its settings, as in `--method`; None keeps the preset's.
 
     Args:
         preset: its name.
-        sync_every: H.
-        bits: of a number on the wire.
-        density: share of the numbers that is sent.
-        tau: inner steps that an exchange may take.
-        layers: in a fragment.
-        exchange: gather or reduce_scatter.
         parameters: for which a preset chooses its inner optimizer.
+        bits: of a number on the wire.
+        density: share of the numbers that is sent, such as "1/32".
+        layers: in a fragment.
+        tau: inner steps that an exchange may take.
+        sync_every: H.
+        exchange: gather or reduce_scatter.
 
     >>> choice = Choice(preset="muloco", bits=1, sync_every=64)
     >>> choice.text, choice.python
     ('muloco:bits=1:sync_every=64', 'tw.presets.muloco(bits=1, sync_every=64)')
     """
 
+    # In the order of `text`.
     preset: str
-    sync_every: int | None = None
+    parameters: str | None = None
     bits: int | None = None
-    density: float | None = None
-    tau: int | None = None
+    density: str | None = None
     layers: int | None = None
+    tau: int | None = None
+    sync_every: int | None = None
     exchange: str | None = None
-    parameters: float | None = None
 
     @property
     def text(self) -> str:
         """The value of `--method`."""
-        return ":".join((self.preset, *(f"{name}={value}" for name, value in self._arguments())))
+        return ":".join((self.preset, *(f"{name}={v}" for name, v in self._arguments().items())))
 
     @property
     def label(self) -> str:
-        """`text` without H and the size of the model, for tables that have both elsewhere."""
+        """`text` without H and the size of the model."""
         return replace(self, sync_every=None, parameters=None).text
 
     @property
     def python(self) -> str:
-        """The same as an expression, with thinwire as `tw`."""
+        """The Python expression, with thinwire as `tw`."""
         rules = {"gather": "tw.Gather()", "reduce_scatter": "tw.ReduceScatter()"}
-        given = ", ".join(f"{name}={rules.get(value, value)}" for name, value in self._arguments())
+        given = ", ".join(f"{name}={rules.get(v, v)}" for name, v in self._arguments().items())
         return f"tw.presets.{self.preset}({given})"
 
     def method(self) -> Method:
@@ -117,35 +118,24 @@ class Choice:
 
     @property
     def loss_share(self) -> float | None:
-        """What the preset lost, by `LOSSES`; None: nobody measured it."""
+        """Measured loss, by `LOSSES`; None if not measured."""
         coded = Choice(preset=self.preset, bits=self.bits, density=self.density).text
         share, _ = LOSSES.get(coded) or LOSSES.get(self.preset) or (None, "")
         return share
 
     @property
     def has_rounds(self) -> bool:
-        """Whether H can be chosen."""
+        """True if the method has an H."""
         return self.preset not in ("ddp", "demo")
 
     @property
     def is_coded(self) -> bool:
-        """Whether numbers are rounded, or left out, before they are sent."""
+        """True if numbers are rounded or dropped before they are sent."""
         is_dense = self.preset in ("ddp", "diloco", "muloco", "noloco")
         return not is_dense or self.bits is not None
 
-    def _arguments(self) -> Iterator[tuple[str, str]]:
-        if self.parameters is not None:
-            # Three digits and a power of ten that both a command line and Python read.
-            power = 9 if self.parameters >= 1e9 else 6
-            yield "parameters", f"{float(f'{self.parameters:.3g}') / 10**power:g}e{power}"
-        if self.bits is not None:
-            yield "bits", str(self.bits)
-        if self.density is not None:
-            yield "density", f"1/{round(1 / self.density)}"
-        for name in ("layers", "tau", "sync_every", "exchange"):
-            value: int | str | None = getattr(self, name)
-            if value is not None:
-                yield name, str(value)
+    def _arguments(self) -> dict[str, Any]:
+        return {f.name: v for f in fields(self)[1:] if (v := getattr(self, f.name)) is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,7 +144,7 @@ class Recommendation:
 
     Args:
         choice: preset and numbers.
-        forecast: what it sends and how busy it keeps the workers.
+        forecast: its bytes and utilisation.
     """
 
     choice: Choice
@@ -163,12 +153,12 @@ class Recommendation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NeededChange:
-    """What would have to change for the target to be reached.
+    """A change with which a choice would reach the target.
 
     Args:
         quantity: bandwidth, sync-every or workers.
-        value: bit/s, inner steps or K that would do.
-        choice: with which.
+        value: bit/s, inner steps or K.
+        choice: that would reach it.
     """
 
     quantity: str
@@ -178,14 +168,14 @@ class NeededChange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advice:
-    """What to run.
+    """Recommended methods for a job.
 
     Args:
-        target: utilisation that was to be reached.
-        recommended: a choice of each of five presets that reach it, least measured loss first, and
+        target: utilisation to reach.
+        recommended: choices of up to five presets that reach it, least measured loss first, and
             data parallelism if it does.
-        closest: the busiest choice where none reaches it; None: nothing can be run at all.
-        changes: each of which would make one reach it, where none does.
+        closest: the busiest choice if none reaches it; None if none can run.
+        changes: each would let a choice reach it; empty if one does.
     """
 
     target: float
@@ -195,13 +185,16 @@ class Advice:
 
 
 def choices(parameters: float) -> Iterator[Choice]:
-    """All choices for a model of so many parameters, each at its preset's H.
+    """All choices for a model of `parameters`, each with its preset's H.
 
-    Left out is a reduce-scatter of codes, which rounds twice, for no run says what that costs; and
-    what lost as much as workers that do not exchange.
+    Methods that lost as much as workers that do not exchange are left out.
     """
-    is_published = _LEAST_PUBLISHED <= parameters <= _MOST_PUBLISHED
-    muon = Choice(preset="muloco", parameters=parameters if is_published else None)
+    muon = Choice(preset="muloco")
+    if _LEAST_PUBLISHED <= parameters <= _MOST_PUBLISHED:
+        # Three digits and a power of ten that both a command line and Python read.
+        power = 9 if parameters >= 1e9 else 6
+        text = f"{float(f'{parameters:.3g}') / 10**power:g}e{power}"
+        muon = Choice(preset="muloco", parameters=text)
     dense = [Choice(preset="diloco"), muon]
     coded = [replace(muon, bits=bits) for bits in _BITS]
     coded += [
@@ -226,18 +219,17 @@ def choices(parameters: float) -> Iterator[Choice]:
 def advise(
     job: Job, *, target: float = 0.9, usable: Callable[[Method], None] | None = None
 ) -> Advice:
-    """The choices that keep the workers of `job` busy, presets of the least measured loss first.
+    """The choices that keep the workers of `job` busy, least measured loss first.
 
-    For every preset, width, density, delay, cut and exchange the shortest rounds that reach the
-    target are looked for, because longer ones lose more. Of those of one preset the one with the
-    least measured loss is taken of all whose rounds are no longer than measured ones, else the one
-    with the shortest rounds. H of the job, if it has one, is kept. A run whose tokens are known has
-    10 rounds or more.
+    For each setting of each preset, takes the shortest rounds that reach the target, because longer
+    ones lose more. For each preset, takes the setting with the least measured loss among those with
+    rounds no longer than measured ones, else the one with the shortest rounds. The job's H is kept,
+    and a run with a known number of tokens has at least 10 rounds.
 
     Args:
         job: model, workers and link.
-        target: utilisation to be reached.
-        usable: raises ConfigurationError for a method that cannot be run; default: all can.
+        target: utilisation to reach.
+        usable: raises ConfigurationError for a method that cannot run; default: all can.
 
     >>> from thinwire.plan.compute import Compute
     >>> from thinwire.plan.link import Link
@@ -257,7 +249,7 @@ def advise(
     search = _Search(job, target, usable)
     ordered = search.best()
     shown = ordered[:_MOST]
-    # Where the link carries plain data parallelism, a user should know it.
+    # If the link carries plain data parallelism, a user should know.
     shown += [choice for choice in ordered[_MOST:] if choice.preset == "ddp"]
     closest = None if shown else max(search.longest_rounds(), key=search.utilisation, default=None)
     return Advice(
@@ -273,8 +265,8 @@ class _Search:
 
     Args:
         job: model, workers and link.
-        target: utilisation to be reached.
-        usable: raises ConfigurationError for a method that cannot be run.
+        target: utilisation to reach.
+        usable: raises ConfigurationError for a method that cannot run.
     """
 
     def __init__(self, job: Job, target: float, usable: Callable[[Method], None] | None) -> None:
@@ -285,7 +277,7 @@ class _Search:
         given = INTERVALS if job.sync_every is None else (job.sync_every,)
         self._intervals = [every for every in given if every <= longest]
         self._longer = [every for every in _LONGER if every <= longest and not job.sync_every]
-        self._known: dict[Choice, Traffic | None] = {}
+        self._traffic = cache(self._compute_traffic)
         self.choices = list(choices(job.shape.parameters))
 
     def best(self) -> list[Choice]:
@@ -297,13 +289,13 @@ class _Search:
         return sorted(best.values(), key=_loss)
 
     def recommend(self, choice: Choice) -> Recommendation:
-        """A choice, with all that is known of it."""
+        """A choice and its forecast."""
         job = self._job_of(choice)
         found = forecast(choice.method(), job, target=self._target, utilisations=())
         return Recommendation(choice=choice, forecast=found)
 
     def changes(self) -> Iterator[NeededChange]:
-        """What would help, each by itself: a faster link, longer rounds, fewer workers."""
+        """Changes that help, each by itself: a faster link, longer rounds, fewer workers."""
         # The least rate is that of one of those that are nearly busy enough.
         busiest = sorted(self.longest_rounds(), key=self.utilisation, reverse=True)[:_NEAR]
         rates = {choice: self._rate(choice) for choice in busiest}
@@ -318,7 +310,7 @@ class _Search:
             yield fewer
 
     def longest_rounds(self) -> list[Choice]:
-        """Every choice that can be run, with the longest rounds that it may have."""
+        """Every choice that can run, with its longest rounds."""
         found = [
             replace(choice, sync_every=every)
             for choice in self.choices
@@ -327,17 +319,17 @@ class _Search:
         return [choice for choice in found if self._traffic(choice) is not None]
 
     def utilisation(self, choice: Choice) -> float:
-        """How busy a choice keeps the workers; 0 if it cannot be run."""
+        """Utilisation of a choice; 0 if it cannot run."""
         sent = self._traffic(choice)
         return 0.0 if sent is None else steady_utilisation(self._job_of(choice).scenario(sent))
 
     def _shortest(self, choices: Sequence[Choice], intervals: Sequence[int]) -> list[Choice]:
-        """Those of `choices` that reach the target, each with its shortest rounds that do."""
+        """Those of `choices` that reach the target, each with its shortest such rounds."""
         found: list[Choice] = []
         for choice in choices:
             given = intervals if choice.has_rounds else (None,)
             rounds = [replace(choice, sync_every=every) for every in given]
-            # Longer rounds wait less. One that a method cannot have is too short for its fragments.
+            # Longer rounds wait less, and rounds too short for the fragments count as 0.
             at = bisect_left(rounds, self._target, key=self.utilisation)
             found += rounds[at : at + 1]
         return found
@@ -350,11 +342,11 @@ class _Search:
         return rate if choice.tau is None else rate / USED_SHARE
 
     def _fewer_workers(self) -> NeededChange | None:
-        """Fewer workers, all of which some choice keeps busy: half as many, or half of these."""
+        """The first of K/2, K/4, ... workers that some choice keeps busy."""
         workers = self._job.workers // 2
         while workers > 1:
             search = _Search(replace(self._asked, workers=workers), self._target, self._usable)
-            # The fewer they are, the more a gather is the cheaper exchange.
+            # Among few workers, a gather is the cheaper exchange.
             search.choices = [
                 c for c in self.choices if c.exchange == "gather" or c.preset in _ONE_EXCHANGE
             ]
@@ -364,24 +356,19 @@ class _Search:
         return None
 
     def _job_of(self, choice: Choice) -> Job:
-        """The job, at the rate that a choice may count on."""
+        """The job, at the rate that a choice may use."""
         if choice.tau is None:
             return self._job
         link, share = self._job.link, USED_SHARE
         up, down = share * link.up_bits_per_s, share * link.down_bits_per_s
         return replace(self._job, link=replace(link, up_bits_per_s=up, down_bits_per_s=down))
 
-    def _traffic(self, choice: Choice) -> Traffic | None:
-        """What it sends; None if it cannot be run, or rounds twice."""
-        if choice not in self._known:
-            self._known[choice] = self._found_traffic(choice)
-        return self._known[choice]
-
-    def _found_traffic(self, choice: Choice) -> Traffic | None:
+    def _compute_traffic(self, choice: Choice) -> Traffic | None:
+        """Messages of a choice; None if it cannot run, or if its reduce-scatter rounds twice."""
         every = choice.sync_every
         if choice.has_rounds and choice.tau is None and every is not None:
-            # What goes out in one piece has the same sizes in rounds of every length, and takes
-            # long to work out for a thousand workers.
+            # A whole model has the same size in rounds of any length, and computing it takes long
+            # for a thousand workers.
             once = self._traffic(replace(choice, sync_every=None))
             if once is None:
                 return None

@@ -9,10 +9,10 @@ from typing import Final
 from thinwire.errors import CheckpointError, ConfigurationError, check
 from thinwire.method import Method
 from thinwire.plan.compute import Coding, Compute
-from thinwire.plan.link import Link, OverTcp, Ring, Topology
+from thinwire.plan.link import Link, OverTcp
 from thinwire.plan.models import resolve
 from thinwire.plan.shape import Shape
-from thinwire.plan.simulate import Scenario, simulate
+from thinwire.plan.simulate import Scenario
 from thinwire.plan.traffic import Traffic, traffic
 from thinwire.runs.schema import FinishedRun, read_finished
 
@@ -21,13 +21,13 @@ _FINISHED_RUN: Final = "pass the folder of a finished run of `thinwire train`"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """What a run measured, to be compared with a prediction.
+    """Measurements of a run, to compare with a prediction.
 
     Args:
-        training_s: seconds in which worker 0 trained and exchanged, without start, evaluation and
+        training_s: seconds of worker 0 in inner and outer steps, without start, evaluation and
             saving.
-        inner_s: of them in inner steps; of all workers where they share a process.
-        wait_s: of them waiting for exchanges.
+        inner_s: of these, in inner steps; of all workers if they share a process.
+        wait_s: of these, waiting for exchanges.
         sent_nbytes: by worker 0.
         received_nbytes: by worker 0.
     """
@@ -46,17 +46,16 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """A job as a run had it.
+    """The job of a run.
 
     Args:
         method: with which it trained.
         shape: of the model.
         steps: inner steps.
         tokens_per_step: of all workers together.
-        traffic: what worker 0 sends and receives, and among how many.
+        traffic: messages of worker 0.
         compute: an inner step.
-        coding: all that is neither an inner step nor waiting.
-        late_s: by which an answer comes later than the link explains.
+        coding: time in neither inner steps nor waits.
         added_nbytes: that sealing added to each message.
         measured: seconds and bytes of the run.
     """
@@ -69,7 +68,6 @@ class Calibration:
     compute: Compute
     measured: Measured
     coding: Coding = field(default_factory=Coding)
-    late_s: float = 0.0
     added_nbytes: int = 0
 
     @property
@@ -77,39 +75,33 @@ class Calibration:
         """K, the number of workers."""
         return self.traffic.workers
 
-    def scenario(self, link: Link, *, topology: Topology | None = None) -> Scenario:
-        """The job over `link`.
+    def scenario(self, link: Link, *, late_s: float = 0.0) -> Scenario:
+        """The job over `link`, around the ring of `Distributed` over gloo.
 
         Args:
             link: of every worker.
-            topology: which worker sends to which; default the ring of `Distributed` over gloo.
+            late_s: delay of each answer that the link does not explain.
         """
         return Scenario(
             traffic=self.traffic,
             compute=self.compute,
             coding=self.coding,
             link=link,
-            topology=OverTcp(over=topology or Ring(), late_s=self.late_s),
+            topology=OverTcp(late_s=late_s),
         )
 
 
-def calibrate(
-    folder: Path | str, *, link: Link | None = None, step_s: float | None = None
-) -> Calibration:
+def calibrate(folder: Path | str, *, step_s: float | None = None) -> Calibration:
     """The job of the run in `folder`, with the times that the run measured.
 
         step   = median (inner seconds / steps)              between records after the first
         coding = median (training - inner - wait) / exchanges
-        late   = median (wait / exchanges) - what the simulation waits over `link`, at least 0
 
     Args:
         folder: of a finished run.
-        link: over which it ran, if that is known: waits that took longer than this link explains
-            are put down to the workers and expected on every link. Pass one of infinite rate where
-            messages took no time.
         step_s: seconds of an inner step of one worker, in place of the measured ones. Workers that
-            shared a process need it: they also shared its cores and its memory's bandwidth, so the
-            records do not say how long one of them takes by itself.
+            share a process need it: they share its cores, so the records do not have the step time
+            of one of them.
 
     Raises:
         ConfigurationError: the folder is not that of a run, is incomplete or damaged, or lacks a
@@ -139,40 +131,31 @@ def calibrate(
         compute=Compute(step_s=1.0 if step_s is None else step_s),
         measured=measured,
     )
-    return job if step_s is not None else _timed(job, run, link)
+    return job if step_s is not None else _timed(job, run)
 
 
-def _timed(job: Calibration, run: FinishedRun, link: Link | None) -> Calibration:
-    """`job` with the times that its records measured."""
+def _timed(job: Calibration, run: FinishedRun) -> Calibration:
+    """`job` with the times of its records."""
     here = _known(run, run.summary.workers_here, "workers_here", file="summary.json")
     because = f"its {here} workers shared a process and its cores, so that no worker had a step "
     do = "give the step time of one worker, or pass a run under torchrun"
     check(here == 1, _what(run.folder), because=f"{because}time of its own", do=do)
     spans = _spans(run)
-    exchanging = [span for span in spans if span[1]]  # exchanges that were applied
-    coding_s = wait_s = 0.0
-    if exchanging:
-        # All that is neither an inner step nor waiting: encoding, decoding, the outer step.
-        coding_s = median(max(0.0, all_s - in_s - w) / n for _, n, all_s, in_s, w in exchanging)
-        wait_s = median(waited_s / exchanges for _, exchanges, *_, waited_s in exchanging)
+    # All that is neither an inner step nor waiting: encoding, decoding, the outer step.
+    coding_s = [max(0.0, all_s - in_s - w) / n for _, n, all_s, in_s, w in spans if n]
     messages = job.traffic.messages
     parameters = sum(message.parameters for message in messages) / len(messages)
-    timed = replace(
+    return replace(
         job,
         compute=Compute(step_s=median(inner_s / steps for steps, _, _, inner_s, _ in spans)),
-        coding=Coding(outer_s_per_parameter=coding_s / parameters),
+        coding=Coding(outer_s_per_parameter=median(coding_s or [0.0]) / parameters),
     )
-    if link is None:
-        return timed
-    expected_s = sum(simulate(timed.scenario(link), steps=job.steps).wait_s)
-    late_s = max(0.0, wait_s - expected_s / job.traffic.exchanges_after(job.steps))
-    return replace(timed, late_s=late_s)
 
 
 def _spans(run: FinishedRun) -> list[list[float]]:
-    """Steps, exchanges, and seconds of training, inner steps and waits, between two records each.
+    """Steps, exchanges, and seconds of training, inner steps and waits between two records.
 
-    Not before the first record, where everything is slow that is done once.
+    Time before the first record is left out: it has all that happens once.
     """
     names = ("rounds", "training_s", "inner_s")
     counters = [
@@ -214,9 +197,9 @@ def _shape(run: FinishedRun) -> Shape:
 
 
 def planned_traffic(run: FinishedRun, method: Method, shape: Shape) -> Traffic:
-    """What each worker of `run` sends and receives, if the planner's bytes are those it counted.
+    """The messages of `run`, if their bytes equal those that it counted.
 
-    Workers that come and go also repeat rounds and heal: of them no bytes are expected.
+    Elastic workers also repeat rounds and heal, so their bytes are not compared.
 
     Args:
         run: that counted its bytes.
@@ -224,8 +207,7 @@ def planned_traffic(run: FinishedRun, method: Method, shape: Shape) -> Traffic:
         shape: of its model.
 
     Raises:
-        ConfigurationError: the planner makes it other bytes than the run counted, or cannot plan
-            for its workers.
+        ConfigurationError: the run counted other bytes, or the planner cannot plan for its workers.
     """
     size, summary = run.config.worker_size, run.summary
     because = f"its workers have {size} ranks each, which divide what is sent"
@@ -245,7 +227,7 @@ def planned_traffic(run: FinishedRun, method: Method, shape: Shape) -> Traffic:
 def _known(
     run: FinishedRun, value: float | None, name: str, *, file: str = "metrics.jsonl"
 ) -> float:
-    """`value`, if the run has it."""
+    """`value`, unless it is None."""
     if value is None:
         because = f"{file} has no {name}, as those of older versions"
         do = "train again for a few rounds"

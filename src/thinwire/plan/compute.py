@@ -1,4 +1,4 @@
-"""What a worker computes: inner steps, and the coding of what it sends and receives."""
+"""Computation of a worker: inner steps, and the coding of its messages."""
 
 import math
 from collections.abc import Mapping
@@ -18,9 +18,8 @@ PEAK_TFLOPS_PER_S: Final[Mapping[str, float]] = {
     "MI355X": 2516.6,
 }
 # fmt: on
-"""Tera-operations a second of one device, dense, bf16, by the maker's name; "H100" and "H200" are
-SXM modules. Sparsity, which data sheets like to count, is not in it, nor is a clock above the
-sheet's.
+"""Dense bf16 teraflop/s of one device, without sparsity, by the maker's name; "H100" and "H200" are
+SXM modules.
 
 Source: the makers' data sheets. NVIDIA: A100, A30, A10, L4, L40, L40S, H100, H200, HGX B200 and
 B300, GB200, GB300, and the Ampere, Ada and Blackwell white papers for RTX (bf16 summed in fp32);
@@ -30,13 +29,13 @@ MI300X, MI325X, MI350X, MI355X.
 
 
 def peak_flops_per_s(name: str) -> float:
-    """The peak of the accelerator called `name`; capitals, spaces and dashes do not matter.
+    """The peak flop/s of the accelerator called `name`; case, spaces and dashes do not matter.
 
     Args:
         name: without the maker's.
 
     Raises:
-        ConfigurationError: its peak is not known here.
+        ConfigurationError: an unknown accelerator.
 
     >>> peak_flops_per_s("h100-nvl")
     835500000000000.0
@@ -44,13 +43,9 @@ def peak_flops_per_s(name: str) -> float:
     peaks = {_plain(known): tflops_per_s for known, tflops_per_s in PEAK_TFLOPS_PER_S.items()}
     if _plain(name) in peaks:
         return peaks[_plain(name)] * 1e12
-    raise unknown_name(
-        f"plan for accelerator {name!r}",
-        name,
-        PEAK_TFLOPS_PER_S,
-        because="its peak is not known here",
-        do="measure a step and pass --step-time, or pass one of " + ", ".join(PEAK_TFLOPS_PER_S),
-    )
+    what, because = PEAK_TFLOPS_PER_S, "its peak is not known"
+    do = "measure a step and pass --step-time, or pass one of " + ", ".join(PEAK_TFLOPS_PER_S)
+    raise unknown_name(f"plan for accelerator {name!r}", name, what, because=because, do=do)
 
 
 def _plain(name: str) -> str:
@@ -87,25 +82,15 @@ class Compute:
             flops_per_s: at the accelerator's peak; of all accelerators of a worker.
             mfu: share of the peak that training reaches, in (0, 1].
 
-        Raises:
-            ConfigurationError: a quantity of 0 or less, or an `mfu` above 1.
-
         >>> Compute.of_flops(1e9, 1e6, 1e15, 0.5).step_s
         12.0
         """
-        check(
-            min(parameters, tokens, flops_per_s) > 0 and 0 < mfu <= 1,
-            f"work out the time of a step from {parameters:g} parameters, {tokens:g} tokens, "
-            f"{flops_per_s:g} flop/s and an MFU of {mfu:g}",
-            because="each must be above 0, and the MFU at most 1",
-            do="correct the number that is not",
-        )
         return cls(step_s=6 * parameters * tokens / (flops_per_s * mfu))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coding:
-    """Seconds a parameter to make messages and to use them.
+    """Seconds per parameter to encode and decode messages.
 
     `benchmarks/bench.py codecs` measures them.
 
@@ -113,22 +98,9 @@ class Coding:
         encode_s_per_parameter: with error feedback.
         decode_s_per_parameter: of one worker's payload; the benchmark has that of all workers'
             together.
-        outer_s_per_parameter: for all that follows once: the outer optimizer and the merge.
-
-    Raises:
-        ConfigurationError: a time that is negative or infinite.
+        outer_s_per_parameter: of the outer optimizer and the merge.
     """
 
     encode_s_per_parameter: float = 0.0
     decode_s_per_parameter: float = 0.0
     outer_s_per_parameter: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            seconds: float = getattr(self, name)
-            check(
-                0 <= seconds < math.inf,
-                f"plan with {name}={seconds:g}",
-                because="it is a time in seconds, and cannot be negative or infinite",
-                do="pass 0 or more, as measured by benchmarks/bench.py codecs",
-            )

@@ -1,17 +1,16 @@
-"""A forecast: what a method sends for a job, how busy the workers are, and what limits them."""
+"""Forecast of a method for a job: bytes, utilisation, and what limits it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from thinwire.errors import ConfigurationError, check
 from thinwire.method import Method
-from thinwire.plan.job import Job, MeetingRequests
+from thinwire.plan.job import Job, MeetingRequests, Prices
 from thinwire.plan.simulate import Scenario, required_bandwidth, simulate, steady_utilisation
-from thinwire.plan.traffic import Traffic
 
 UTILISATIONS: Final = (0.5, 0.8, 0.9, 0.95, 0.99)
-"""Utilisations for which the bandwidth is worked out: those of Streaming DiLoCo's Table 4."""
+"""Utilisations for which the bandwidth is computed: those of Streaming DiLoCo's Table 4."""
 
 _HOUR_S, _DAY_S, _GB = 3600.0, 86_400, 1e9
 _BUSY: Final = 0.99
@@ -20,39 +19,38 @@ _ROUNDS: Final = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
-    """What a method costs and brings, as one worker sees it in the long run.
+    """Bytes, time and cost of a method, of one worker unless noted, in the long run.
 
     Args:
         method: name.
         sync_every_steps: H.
         tau_steps: inner steps that an answer may take.
-        fragments: that are sent apart from each other.
-        exchanges: those that occur: gather, reduce_scatter, pairs.
+        fragments: number of fragments.
+        exchanges: kinds: gather, reduce_scatter, pairs, server.
         sent_bytes_per_round: each message counted once, as a run counts.
-        received_bytes_per_round: from all others.
-        sent_bytes_per_day: at the pace that the link allows.
-        received_bytes_per_day: likewise.
+        received_bytes_per_round: from all other workers.
+        sent_bytes_per_day: at this utilisation.
+        received_bytes_per_day: at this utilisation.
         peak_sent_bytes_per_step: the most that is due after one step.
-        peak_sent_bits_per_s: at which that has left when the next step is computed.
+        peak_sent_bits_per_s: rate that sends these bytes within the next step.
         utilisation: share of the time in which inner steps are computed.
-        limit: what most of the other time goes to.
-        fits: whether the utilisation reaches the target.
-        step_s: an inner step and its share of all that it waits for.
-        target_bits_per_s: the least rate, up and down, that reaches the target; 0: any does,
-            infinity: no rate does.
-        required_bits_per_s: likewise for each of the utilisations asked for, `UTILISATIONS`.
-        tokens_per_day: of all workers together; None: not known.
+        limit: the largest part of the other time.
+        fits: the utilisation reaches the target.
+        step_s: an inner step and its share of waits and coding.
+        target_bits_per_s: the least rate, up and down, that reaches the target; 0 if any does,
+            infinity if none does.
+        required_bits_per_s: the least rate for each of the requested utilisations.
+        tokens_per_day: of all workers; None if unknown.
         steps: of the whole run.
         wall_s: of the whole run, its end included.
         sent_bytes: in the whole run.
         received_bytes: in the whole run.
-        puts_per_round: objects that a worker writes where they exchange over an object store.
-        gets_per_round: objects that it reads there.
-        meeting_puts_per_round: that all workers together write or list there besides, where they
-            come and go.
-        meeting_gets_per_round: that they read.
-        cost_per_round: of all workers together there; None: prices are not known.
-        cost_per_day: likewise.
+        puts_per_round: objects that a worker writes to an object store.
+        gets_per_round: objects that it reads.
+        meeting_puts_per_round: puts and lists of all elastic workers to agree on their members.
+        meeting_gets_per_round: their gets.
+        cost_per_round: charge of the store for all workers; None if its prices are unknown.
+        cost_per_day: at this utilisation.
         cost: of the whole run.
     """
 
@@ -73,18 +71,18 @@ class Forecast:
     step_s: float
     target_bits_per_s: float
     required_bits_per_s: Mapping[float, float]
-    tokens_per_day: float | None
-    steps: int | None
-    wall_s: float | None
-    sent_bytes: int | None
-    received_bytes: int | None
+    tokens_per_day: float | None = None
+    steps: int | None = None
+    wall_s: float | None = None
+    sent_bytes: int | None = None
+    received_bytes: int | None = None
     puts_per_round: int
     gets_per_round: int
-    meeting_puts_per_round: int
-    meeting_gets_per_round: int
-    cost_per_round: float | None
-    cost_per_day: float | None
-    cost: float | None
+    meeting_puts_per_round: int = 0
+    meeting_gets_per_round: int = 0
+    cost_per_round: float | None = None
+    cost_per_day: float | None = None
+    cost: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +91,7 @@ class RefusedMethod:
 
     Args:
         method: name.
-        error: why, and what to do.
+        error: the message of the refusal.
     """
 
     method: str
@@ -104,26 +102,26 @@ Row: TypeAlias = Forecast | RefusedMethod
 
 
 def forecasts(methods: Sequence[Method], job: Job, *, target: float = 0.9) -> list[Row]:
-    """A row for each method; one that does not fit is an error only where it is the only one.
+    """A row for each method; one that does not fit is an error only if no other does.
 
     Args:
-        methods: to be compared.
-        job: what they are compared for.
+        methods: to compare.
+        job: to compare them for.
         target: utilisation at which a link carries a method.
 
     Raises:
-        ConfigurationError: the only method does not fit, or the target is outside of (0, 1).
+        ConfigurationError: no method fits, or the target is outside of (0, 1).
     """
     rows: list[Row] = []
+    errors: list[ConfigurationError] = []
     for method in methods:
         try:
-            sent = job.traffic(method)
+            rows.append(forecast(method, job, target=target))
         except ConfigurationError as error:
-            if len(methods) == 1:
-                raise
+            errors.append(error)
             rows.append(RefusedMethod(method=method.name, error=str(error)))
-        else:
-            rows.append(_forecast(method.name, sent, job, target, UTILISATIONS))
+    if len(errors) == len(methods):
+        raise errors[0]
     return rows
 
 
@@ -137,10 +135,10 @@ def forecast(
     """The forecast of one method.
 
     Args:
-        method: as a run would have it.
-        job: what it is forecast for.
+        method: of the run.
+        job: model, workers and link.
         target: utilisation at which the link carries it.
-        utilisations: for which the bandwidth is worked out, which takes most of the time.
+        utilisations: for which the bandwidth is computed, which takes most of the time.
 
     Raises:
         ConfigurationError: the method does not fit the model, or the target is outside of (0, 1).
@@ -159,25 +157,31 @@ def forecast(
     >>> round(found.utilisation, 3), found.limit, found.fits
     (0.484, 'bandwidth', False)
     """
-    return _forecast(method.name, job.traffic(method), job, target, utilisations)
-
-
-def _forecast(
-    name: str, sent: Traffic, job: Job, target: float, utilisations: Sequence[float]
-) -> Forecast:
-    scenario, steps = job.scenario(sent), job.steps
+    sent = job.traffic(method)
+    scenario = job.scenario(sent)
     utilisation = steady_utilisation(scenario)
-    what, because = f"plan for {name} over so slow a link", "the first exchange would never end"
-    check(utilisation > 0, what, because=because, do="pass a higher rate")
+    what = f"plan for {method.name} over so slow a link"
+    because, do = "the first exchange would never end", "pass a higher rate"
+    check(utilisation > 0, what, because=because, do=do)
     step_s = job.compute.step_s / utilisation
     required = {share: required_bandwidth(share, scenario) for share in {*utilisations, target}}
-    meeting = MeetingRequests.of(job.workers) if job.elastic else None
-    cost_per_round = job.store_cost(sent, step_s * sent.sync_every)
-    wall_s = None if steps is None else _wall_s(scenario, steps, step_s)
-    tokens_per_step = job.tokens_per_step
     rounds_per_day = _DAY_S / (step_s * sent.sync_every)
+    known: dict[str, Any] = {}
+    if job.elastic:
+        meeting = MeetingRequests.of(job.workers)
+        known["meeting_puts_per_round"] = meeting.puts + meeting.lists
+        known["meeting_gets_per_round"] = meeting.gets
+    if job.tokens_per_step is not None:
+        known["tokens_per_day"] = job.workers * job.tokens_per_step * _DAY_S / step_s
+    if (cost := job.store_cost(sent, step_s * sent.sync_every)) is not None:
+        known |= {"cost_per_round": cost, "cost_per_day": rounds_per_day * cost}
+    if (steps := job.steps) is not None:
+        wall_s = _wall_s(scenario, steps, step_s)
+        known |= {"steps": steps, "wall_s": wall_s, "cost": job.store_cost(sent, wall_s, steps)}
+        known["sent_bytes"] = sent.sent_after(steps)
+        known["received_bytes"] = sent.received_after(steps)
     return Forecast(
-        method=name,
+        method=method.name,
         sync_every_steps=sent.sync_every,
         tau_steps=sent.tau,
         fragments=len(sent.messages),
@@ -194,25 +198,14 @@ def _forecast(
         step_s=step_s,
         target_bits_per_s=required[target],
         required_bits_per_s={share: required[share] for share in utilisations},
-        tokens_per_day=(
-            None if tokens_per_step is None else job.workers * tokens_per_step * _DAY_S / step_s
-        ),
-        steps=steps,
-        wall_s=wall_s,
-        sent_bytes=None if steps is None else sent.sent_after(steps),
-        received_bytes=None if steps is None else sent.received_after(steps),
         puts_per_round=sent.puts_per_round,
         gets_per_round=sent.gets_per_round,
-        meeting_puts_per_round=0 if meeting is None else meeting.puts + meeting.lists,
-        meeting_gets_per_round=0 if meeting is None else meeting.gets,
-        cost_per_round=cost_per_round,
-        cost_per_day=None if cost_per_round is None else rounds_per_day * cost_per_round,
-        cost=None if wall_s is None else job.store_cost(sent, wall_s, steps),
+        **known,
     )
 
 
 def _limit(scenario: Scenario, utilisation: float) -> str:
-    """What limits rounds in the middle of a run: its first rounds and its end differ from them."""
+    """The limit of rounds in the middle of a run, from which its beginning and end differ."""
     if utilisation >= _BUSY:
         return "compute"
     every = scenario.traffic.sync_every
@@ -223,7 +216,7 @@ def _limit(scenario: Scenario, utilisation: float) -> str:
 
 
 def _wall_s(scenario: Scenario, steps: int, step_s: float) -> float:
-    """Seconds of a run: its first rounds and end are simulated, its other rounds are all alike."""
+    """Seconds of a run: its first rounds and its end are simulated, the others are equal."""
     every = scenario.traffic.sync_every
     simulated = min(steps, 4 * _ROUNDS * every + steps % every)
     return simulate(scenario, steps=simulated).wall_s + (steps - simulated) * step_s
@@ -231,16 +224,17 @@ def _wall_s(scenario: Scenario, steps: int, step_s: float) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bill:
-    """What all workers cost together in the whole run, or in a day where its length is not known.
+    """Cost of all workers in the whole run, or in a day if its length is unknown.
 
     Args:
-        is_of_run: whether it is that of the whole run.
+        is_of_run: true for the whole run, false for a day.
         hours: from beginning to end.
         worker_hours: of all workers.
-        waiting_hours: of these, the time in which no inner step is computed.
-        traffic_bytes: that leave all workers; a ring passes messages on, and counts each hop.
-        cost: of workers, traffic and store, as far as prices are known; None: none is.
-        waiting_cost: of the time in which workers wait; None: not known.
+        waiting_hours: of these, without an inner step.
+        traffic_bytes: that leave all workers. On a ring, each hop counts; through a store or a
+            server, only what workers upload.
+        cost: of workers, traffic and store, as far as prices are known; None if none is.
+        waiting_cost: of waiting hours; None if unknown.
     """
 
     is_of_run: bool
@@ -255,7 +249,7 @@ class Bill:
 def bill(row: Forecast, job: Job) -> Bill:
     """The bill of one method.
 
-    cost = worker hours x price of an hour + bytes x price of a byte + what a store charges
+    cost = worker hours x price of an hour + bytes x price of a byte + charge of a store
 
     Args:
         row: of `forecast`.
@@ -277,26 +271,29 @@ def bill(row: Forecast, job: Job) -> Bill:
     >>> found.worker_hours, round(found.waiting_hours, 1), round(found.cost)
     (48.0, 24.8, 96)
     """
+    seconds, busy, store_cost = _DAY_S, row.utilisation, row.cost_per_day
+    sent, received = row.sent_bytes_per_day, row.received_bytes_per_day
     is_of_run = row.wall_s is not None
-    seconds = _DAY_S if row.wall_s is None else row.wall_s
-    received = row.received_bytes if is_of_run else row.received_bytes_per_day
-    busy = row.utilisation
-    if is_of_run and row.steps:
+    if row.wall_s is not None and row.steps is not None:
+        seconds, store_cost = row.wall_s, row.cost
+        sent, received = row.sent_bytes or 0, row.received_bytes or 0
         busy = min(1.0, job.compute.step_s * row.steps / seconds)
-    hours, traffic = seconds / _HOUR_S, job.workers * float(received or 0)
-    worker_hours = job.workers * hours
+    # Around a ring, workers also forward each other's messages: as much leaves as arrives.
+    is_relayed = job.topology.name == "star" or row.exchanges == ("server",)
+    traffic = job.workers * float(sent if is_relayed else received)
+    prices = job.prices or Prices()
+    worker_hours = job.workers * seconds / _HOUR_S
     waiting_hours = worker_hours * (1 - busy)
-    hourly = None if job.prices is None else job.prices.worker_per_hour
-    per_gb = None if job.prices is None else job.prices.traffic_per_gb
+    hourly, per_gb = prices.worker_per_hour, prices.traffic_per_gb
     parts = [
         None if hourly is None else hourly * worker_hours,
         None if per_gb is None else per_gb * traffic / _GB,
-        row.cost if is_of_run else row.cost_per_day,
+        store_cost,
     ]
     known = [part for part in parts if part is not None]
     return Bill(
         is_of_run=is_of_run,
-        hours=hours,
+        hours=seconds / _HOUR_S,
         worker_hours=worker_hours,
         waiting_hours=waiting_hours,
         traffic_bytes=traffic,

@@ -1,4 +1,4 @@
-"""A job: everything that a forecast depends on besides the method, and what it is paid for."""
+"""A job: everything that a forecast depends on except the method, and prices."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -21,18 +21,17 @@ SIGN_OF_LIFE_S: Final = 10 / 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prices:
-    """What workers, what they send and an object store cost, in one currency.
+    """Prices of workers, their traffic and an object store, in one currency.
 
-    Not counted are requests for messages that are not there yet (one a second at most for each
-    worker that waits), deleting, which is free, and keeping a few rounds; nor, where workers come
-    and go, snapshots.
+    Not counted: requests for messages that have not arrived (at most one a second for each worker
+    that waits), deleting, which is free, storing a few rounds, and snapshots of elastic workers.
 
     Args:
         currency: a code such as USD.
-        worker_per_hour: of a worker with all its accelerators; None: not known.
-        traffic_per_gb: of 10^9 bytes that a worker sends over its link; None: not known.
-        egress_per_gb: for 10^9 bytes that are read from the store that the workers exchange over;
-            None: they exchange without one, or its prices are not known.
+        worker_per_hour: of a worker with all its accelerators; None if unknown.
+        traffic_per_gb: of 10^9 bytes that a worker sends over its link; None if unknown.
+        egress_per_gb: of 10^9 bytes that are read from the store over which workers exchange; None
+            if unknown, or without a store.
         put_per_million: for 10^6 objects written there.
         get_per_million: for 10^6 objects read there.
 
@@ -58,7 +57,7 @@ class Prices:
             )
 
     def of_store(self, read_nbytes: int, puts: int, gets: int) -> float | None:
-        """What the store charges; None: its prices are not known.
+        """The charge of the store; None if its prices are unknown.
 
         >>> Prices(egress_per_gb=0.09).of_store(10**10, puts=10**6, gets=0)
         5.9
@@ -71,12 +70,12 @@ class Prices:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeetingRequests:
-    """What all workers ask of a store so as to agree on who takes part in a round.
+    """Requests of all elastic workers to agree on the members of a round.
 
     Args:
-        puts: one of each worker, which says how far it is, and the roll of all of them.
-        gets: of the others' by the worker that writes the roll, and of the roll by the others.
-        lists: of who else has come, by that worker.
+        puts: a report of each worker, and the roll.
+        gets: of the reports by the worker that writes the roll, and of the roll by the others.
+        lists: of reports, by that worker.
 
     >>> MeetingRequests.of(4)
     MeetingRequests(puts=5, gets=6, lists=1)
@@ -88,27 +87,27 @@ class MeetingRequests:
 
     @classmethod
     def of(cls, workers: int) -> Self:
-        """Those of `workers` workers that all come in time."""
+        """Those of `workers` workers that are all in time."""
         return cls(puts=workers + 1, gets=2 * (workers - 1), lists=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """A model, the workers that train it, and what joins them.
+    """A model, its workers and their network.
 
     Args:
         shape: of the model.
         workers: K.
         compute: an inner step of a worker.
         link: of every worker.
-        topology: which worker sends to which; default the ring of `tw.transport.Distributed`.
-        coding: what encoding and decoding take.
-        sync_every: H of the methods that have rounds; default each one's own.
+        topology: paths of the messages; default the ring of `tw.transport.Distributed`.
+        coding: seconds of encoding and decoding.
+        sync_every: H of the methods that have rounds; default each method's.
         tokens_per_step: of one worker in an inner step.
         tokens: of all workers in the whole run.
-        added_nbytes: to every message; 28 where they are sealed.
-        prices: of workers, of what they send and of a store; None: not known.
-        elastic: workers come and go, and agree in a store on who takes part in each round.
+        added_nbytes: to every message; 28 if sealed.
+        prices: of workers, traffic and a store; None if unknown.
+        elastic: count the requests with which elastic workers agree on the members of each round.
 
     Raises:
         ConfigurationError: K, H or a number of tokens below 1, K or H above 100,000, or `tokens`
@@ -144,26 +143,24 @@ class Job:
             because = "a plan goes through the steps of a round and the workers one by one, and "
             do = f"pass {name} <= {largest}"
             check(value is None or value <= largest, what, because=f"{because}would not end", do=do)
-        check(
-            self.tokens is None or self.tokens_per_step is not None,
-            f"plan for {self.tokens} tokens",
-            because="the number of steps depends on how many of them a worker takes in each",
-            do="pass tokens_per_step as well",
-        )
+        what = f"plan for {self.tokens} tokens"
+        because = "the number of steps depends on how many of them a worker takes in each"
+        do = "pass tokens_per_step as well"
+        check(self.tokens is None or self.tokens_per_step is not None, what, because=because, do=do)
 
     @property
     def steps(self) -> int | None:
-        """Inner steps of the whole run, rounded up; None: not known."""
+        """Inner steps of the whole run, rounded up; None if unknown."""
         if self.tokens is None or self.tokens_per_step is None:
             return None
         return -(-self.tokens // (self.workers * self.tokens_per_step))
 
     def store_cost(self, sent: Traffic, seconds: float, steps: int | None = None) -> float | None:
-        """What a store charges all workers in `steps` inner steps with their end, or in a round.
+        """The charge of a store for all workers, in a run of `steps` with its end or in a round.
 
         Args:
-            sent: by each worker.
-            seconds: that these take, in which workers that come and go give signs of life.
+            sent: messages of each worker.
+            seconds: of the run or round, in which elastic workers give signs of life.
             steps: default a round.
         """
         if self.prices is None:
@@ -183,7 +180,7 @@ class Job:
         return self.prices.of_store(nbytes, puts, gets)
 
     def traffic(self, method: Method) -> Traffic:
-        """What `method` sends, with this job's H if it has rounds.
+        """Messages of `method`, with this job's H if it has rounds.
 
         Raises:
             ConfigurationError: it does not fit the model or the length of rounds.
@@ -194,7 +191,7 @@ class Job:
         return traffic(method, shape, workers=self.workers, added_nbytes=added_nbytes)
 
     def scenario(self, sent: Traffic) -> Scenario:
-        """What is simulated for a method that sends `sent`."""
+        """The simulation of a method with the messages `sent`."""
         return Scenario(
             traffic=sent,
             compute=self.compute,

@@ -1,4 +1,4 @@
-"""What joins workers: a link, which worker sends to which over it, and how long that takes."""
+"""The network of a plan: a link per worker, a topology, and the seconds of an exchange."""
 
 import math
 from abc import ABC, abstractmethod
@@ -15,11 +15,11 @@ _SEGMENTS_PER_ACKNOWLEDGEMENT: Final = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """What joins every worker to all others: full duplex, and the same for every worker.
+    """The link of each worker to all others: full duplex, equal for all workers.
 
     Args:
-        up_bits_per_s: what a worker sends at; infinity is allowed.
-        down_bits_per_s: what it receives at.
+        up_bits_per_s: rate at which a worker sends; infinity is allowed.
+        down_bits_per_s: rate at which it receives.
         latency_s: from the last bit's departure to its arrival, one way.
 
     Raises:
@@ -34,15 +34,10 @@ class Link:
     latency_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for way, rate in (("up", self.up_bits_per_s), ("down", self.down_bits_per_s)):
-            what, because = f"plan with a link of {rate:g} bit/s {way}", "nothing would ever arrive"
-            check(rate > 0, what, because=because, do="pass a rate above 0")
-        check(
-            0 <= self.latency_s < math.inf,
-            f"plan with a latency of {self.latency_s:g} s",
-            because="it must be finite and cannot be negative",
-            do="pass a latency of 0 s or more",
-        )
+        is_rated = self.up_bits_per_s > 0 and self.down_bits_per_s > 0
+        because = "a rate is above 0, and a latency finite and not negative"
+        do = "pass such a link"
+        check(is_rated and 0 <= self.latency_s < math.inf, f"use {self}", because=because, do=do)
 
     @classmethod
     def of(cls, bits_per_s: float, *, latency_s: float = 0.0) -> "Link":
@@ -56,14 +51,14 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransferTime:
-    """How long one exchange takes, from when all workers are ready for it.
+    """Seconds of one exchange, from the time at which all workers are ready.
 
-    The link is held for `held_s`; the answer is there `lag_s` after that. So the last hop's latency
-    does not keep the next exchange waiting, as those of the hops before do.
+    The link is held for `held_s`, and the answer arrives `lag_s` later: the last hop's latency does
+    not delay the next exchange, unlike those of the hops before.
 
     Args:
-        transfer_s: in which bits move.
-        latency_s: of all hops, one after the other.
+        transfer_s: in which bits are sent.
+        latency_s: sum over all hops.
         lag_s: latency of the last hop.
         coding_s: in which messages are decoded and encoded between the halves of a reduction.
 
@@ -87,7 +82,7 @@ class TransferTime:
         return self.transfer_s + (self.latency_s - self.lag_s) + self.coding_s
 
     def then(self, later: "TransferTime", *, coding_s: float = 0.0) -> "TransferTime":
-        """This one, something done in between, and `later`."""
+        """This transfer, `coding_s` of work, and then `later`."""
         return TransferTime(
             transfer_s=self.transfer_s + later.transfer_s,
             latency_s=self.latency_s + later.latency_s,
@@ -97,7 +92,7 @@ class TransferTime:
 
 
 class Topology(ABC):
-    """How messages travel between K workers whose links are alike.
+    """Paths of messages between K workers with equal links.
 
     Two movements make up every exchange: a gather brings a message of each worker to all others; a
     scatter brings a message of each worker to each other one, all of them different. Messages are
@@ -114,22 +109,22 @@ class Topology(ABC):
 
     @abstractmethod
     def gather(self, nbytes: float, workers: int, link: Link) -> TransferTime:
-        """Until every worker has the messages of all."""
+        """Time until every worker has the messages of all."""
 
     @abstractmethod
     def scatter(self, nbytes: float, workers: int, link: Link) -> TransferTime:
-        """Until every worker has the K - 1 messages that are for it."""
+        """Time until every worker has the K - 1 messages for it."""
 
 
 def hops(count: int, moving_s: float, link: Link) -> TransferTime:
-    """`count` hops one after the other, in which bits move for `moving_s` altogether."""
+    """`count` hops in sequence, in which bits are sent for `moving_s` in total."""
     latency_s = link.latency_s
     return TransferTime(transfer_s=moving_s, latency_s=count * latency_s, lag_s=latency_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ring(Topology):
-    """Every worker passes on what comes from its neighbour: what `Distributed` does over gloo.
+    """Every worker forwards what it receives from its neighbour, as `Distributed` does over gloo.
 
     gather:  (K - 1) (latency + n / rate)
     scatter: latency + (K - 1) n / rate: shards have one receiver each and go to it directly
@@ -174,28 +169,25 @@ class Star(Topology):
 
 
 TOPOLOGIES: Final[Mapping[str, Topology]] = {"ring": Ring(), "star": Star()}
-"""Topologies by name; the first is what `tw.transport.Distributed` does over gloo."""
+"""Topologies by name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OverTcp(Topology):
-    """Messages as `Distributed` sends them over gloo: in packets, once their receiver is ready.
+    """Messages in TCP packets, sent once their receiver is ready, as gloo sends them.
 
-        n' = n (packet + header / 2) / (packet - header)    acknowledgements share the way
-        seconds = transfer(n') + latency + late_s           the receiver says that it is ready
+        n' = n (packet + header / 2) / (packet - header)    acknowledgements share the link
+        seconds = transfer(n') + latency + late_s           the receiver reports ready
 
-    An exchange that waits for the link has its receiver say so meanwhile, so the link is not held
-    for that. Differs: streams start at full rate, as with congestion control that keeps its rate
+    Receivers of an exchange that waits for the link report ready meanwhile, so this does not hold
+    the link. Differs: streams start at full rate, as with congestion control that keeps its rate
     (BBR); with Reno or Cubic an exchange after a pause takes some round trips more.
 
     Args:
         over: which worker sends to which.
         packet_nbytes: the largest packet, with headers.
-        late_s: by which each answer comes later for any other reason, as measured: late workers,
-            the work of sending.
-
-    Raises:
-        ConfigurationError: packets without room for data, or a negative time.
+        late_s: measured delay of each answer for any other reason: late workers, the work of
+            sending.
 
     >>> OverTcp(late_s=0.1).gather(1448, 2, Link.of(8 * 1526, latency_s=0.5)).total_s
     2.1
@@ -205,22 +197,13 @@ class OverTcp(Topology):
     packet_nbytes: int = 1500
     late_s: float = 0.0
 
-    def __post_init__(self) -> None:
-        check(
-            self.packet_nbytes > _HEADER_NBYTES and self.late_s >= 0,
-            f"plan with packets of {self.packet_nbytes} bytes and answers that are "
-            f"{self.late_s:g} s late",
-            because=f"headers take {_HEADER_NBYTES} bytes, and a delay is not negative",
-            do=f"pass packet_nbytes above {_HEADER_NBYTES} and late_s >= 0",
-        )
-
     @property
     def name(self) -> str:
         """The name of the topology beneath."""
         return self.over.name
 
     def gather(self, nbytes: float, workers: int, link: Link) -> TransferTime:
-        """Receivers of later hops, too, say at the beginning that they are ready."""
+        """Receivers of all hops report ready at the beginning."""
         return self._later(self.over.gather(self._on_wire(nbytes), workers, link), link)
 
     def scatter(self, nbytes: float, workers: int, link: Link) -> TransferTime:

@@ -1,8 +1,8 @@
 """Models by name: built-in sizes of Llama, and any configuration, without a weight or a network.
 
 The built-in sizes have no tricks (RoPE, RMSNorm, SwiGLU, untied head).
-So a result depends on the method and not on the architecture. A name says how many parameters the
-shape has with the vocabulary it is counted with: 256 (bytes) up to 10m, 32,000 for 35m, 60m and
+So a result depends on the method and not on the architecture. A name is the number of parameters
+with the vocabulary that it is counted with: 256 (bytes) up to 10m, 32,000 for 35m, 60m and
 1.3b, and 128,256 for the rest. With another vocabulary the body stays as it is and only embedding
 and head change.
 
@@ -13,7 +13,6 @@ Differs: the paper adds QK-norm and post-norms.
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -148,18 +147,19 @@ def resolve(source: str) -> Shape:
         rows = size.weights(size.counted_with)
         weights = (Weight.of(name, shape, layer=at, role=role) for name, shape, at, role in rows)
         return Shape(name=source, weights=tuple(weights))
-    _check_installed(what)
     path = _path(source, what)
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     try:
+        from transformers import AutoConfig, AutoModelForCausalLM
+
         # Code that comes with a configuration is never run, and no prompt asks whether it may be.
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config)
-    except Exception as error:  # a foreign configuration fails in any way it likes
-        because = f"transformers says: {' '.join(str(error).split())}"
+    except Exception as error:  # a foreign configuration fails in any way
+        because = f"transformers: {' '.join(str(error).split())}"
         do = "pass a built-in size, or the config.json of a causal language model that it knows"
+        if isinstance(error, ImportError):
+            do = "pip install 'thinwire[train]', or pass the numbers of parameters and layers"
         raise ConfigurationError(what, because=because, do=do) from error
     return Shape.of_model(model, name=source)
 
@@ -182,11 +182,3 @@ def _path(source: str, what: str) -> Path:
     because = "its config.json is not in the local Hugging Face cache, and a plan uses no network"
     do = f"run `hf download {source} config.json` once, or pass the path of a config.json"
     raise ConfigurationError(what, because=because, do=do)
-
-
-def _check_installed(what: str) -> None:
-    try:
-        importlib.import_module("transformers")
-    except ImportError as error:
-        do = "pip install 'thinwire[train]', or give the numbers of parameters and layers"
-        raise ConfigurationError(what, because=str(error), do=do) from error

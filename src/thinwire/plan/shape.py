@@ -1,4 +1,4 @@
-"""What a plan knows of a model: the size and place of every parameter, and no number in it."""
+"""Shapes of a model's parameters, without their numbers."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ class Weight:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """A model of which nothing is known but the shapes of its trainable parameters.
+    """Shapes of a model's trainable parameters.
 
     Args:
-        name: shown to people.
+        name: for display.
         weights: in the order of the model.
 
     Raises:
@@ -99,10 +99,10 @@ class Shape:
 
     @staticmethod
     def of_size(parameters: int, layers: int) -> Shape:
-        """A stack of about equal layers and nothing outside of it.
+        """A stack of equal layers, without an embedding.
 
-        The first of them have a parameter more than the others where it does not come out even. A
-        layer is a matrix and what is left over in a vector.
+        If N is not a multiple of L, the first layers have one parameter more. A layer is a matrix,
+        and a vector for the remainder.
 
         Args:
             parameters: N, exactly.
@@ -132,21 +132,21 @@ class Shape:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """What fragments are planned from."""
+        """The parameters, from which fragments are planned."""
         return tuple(weight.part for weight in self.weights)
 
     @property
     def parameters(self) -> int:
-        """N: numbers that are trained."""
+        """N, the number of trained parameters."""
         return sum(weight.part.numel for weight in self.weights)
 
     @property
     def layers(self) -> int:
-        """L: layers of the stack in which something is trained."""
+        """L, the number of layers with trained parameters."""
         return len({part.layer for part in self.parts if part.layer is not None})
 
     def layout(self, names: Iterable[str]) -> Layout:
-        """Where the parameters called `names` lie in their fragment's vector."""
+        """The places of the parameters `names` in their fragment's vector."""
         wanted = {weight.part.name: weight for weight in self.weights}
         shapes = {name: wanted[name].shape for name in names}
         roles = {name: wanted[name].role for name in shapes}

@@ -1,9 +1,9 @@
-"""The simulation: inner steps, what is sent after them, and what they wait for, event by event.
+"""Simulation of a run, event by event: inner steps, exchanges and waits.
 
-A worker computes step t, encodes what is due after it and sends it; training goes on. Before step
-t + 1 + tau it waits for the answer, decodes it and takes the outer step. Exchanges have the link
-one after the other, in the order in which they began. All workers are alike and always there, so
-one clock stands for all of them. `report/link.js` does the same in a page.
+A worker computes step t, encodes and sends what is due, and continues to train. Before step
+t + 1 + tau, it waits for the answer, decodes it and takes the outer step. Exchanges use the link
+one after the other, in the order of their starts. All workers are alike and always present, so they
+share one clock. `report/link.js` is the same simulation in a page.
 """
 
 import math
@@ -24,14 +24,14 @@ _SLOWEST_BITS_PER_S, _FASTEST_BITS_PER_S = 1e-3, 1e21
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scenario:
-    """Everything that a simulation depends on, besides its length.
+    """Everything that a simulation depends on, except its length.
 
     Args:
-        traffic: what a method sends, when and among how many.
+        traffic: messages of a method.
         compute: an inner step of every worker.
         link: of every worker.
-        topology: which worker sends to which.
-        coding: what encoding and decoding take.
+        topology: paths of the messages.
+        coding: seconds of encoding and decoding.
 
     >>> from thinwire import presets
     >>> from thinwire.plan.shape import Shape
@@ -49,7 +49,7 @@ class Scenario:
     coding: Coding = field(default_factory=Coding)
 
     def transfer_time(self, index: int) -> TransferTime:
-        """How long the exchange of message `index` takes."""
+        """Seconds of the exchange of message `index`."""
         message, workers = self.traffic.messages[index], self.traffic.workers
         if message.exchange == "server":
             link = self.link
@@ -61,7 +61,7 @@ class Scenario:
         if message.exchange == "gather":
             taken = gather(message.payload_nbytes, workers, link)
         elif message.exchange == "pairs":
-            # Every pair has links of its own. Of an odd number all wait as long as those in pairs.
+            # Pairs share no link. With an odd number of workers, the last one waits, too.
             taken = gather(message.payload_nbytes, 2, link)
         else:
             scattered = self.topology.scatter(message.payload_nbytes / workers, workers, link)
@@ -132,7 +132,7 @@ class Seconds:
         return self.compute_s / self.total_s if self.total_s else 1.0
 
     def limit(self, *, satisfied: float = 0.99) -> str:
-        """What most of the other time goes to; `compute` from a utilisation of `satisfied` on.
+        """The largest part of the other time; `compute` from a utilisation of `satisfied` on.
 
         >>> Seconds(compute_s=6, coding_s=1, bandwidth_s=3).limit()
         'bandwidth'
@@ -145,16 +145,16 @@ class Seconds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulationResult:
-    """A simulated run, as each of its workers sees it.
+    """A simulated run of one worker.
 
     Args:
         steps: inner steps.
         wall_s: from the first step to the end.
-        seconds: what `wall_s` went to.
+        seconds: parts of `wall_s`.
         wait_s: before each inner step, and at the end.
         round_s: the time after every H-th inner step.
-        begun_s: when each exchange had the link.
-        freed_s: when the next one could have it.
+        begun_s: start of each exchange on the link.
+        freed_s: time from which the next exchange can use the link.
     """
 
     steps: int
@@ -172,16 +172,16 @@ class SimulationResult:
 
     @property
     def limit(self) -> str:
-        """What most of the other time goes to."""
+        """The largest part of the other time."""
         return self.seconds.limit()
 
 
 def simulate(scenario: Scenario, *, steps: int) -> SimulationResult:
-    """A run of `steps` inner steps, at the end of which all that was trained is exchanged.
+    """A run of `steps` inner steps, and the exchange at its end.
 
     Args:
-        scenario: what is simulated.
-        steps: inner steps; 0 is a run without any.
+        scenario: of the run.
+        steps: inner steps, from 0.
 
     >>> from thinwire import presets
     >>> from thinwire.plan.shape import Shape
@@ -200,7 +200,7 @@ def simulate(scenario: Scenario, *, steps: int) -> SimulationResult:
             due[step].append(index)
     answered = (step + 1 + traffic.tau for step in due)
     events = {*due, *answered, *range(every, steps + 1, every)}
-    # Step by step where something happens, and all at once where nothing does.
+    # Steps between two events are taken at once.
     for step in sorted(event for event in events if event <= steps):
         run.train(step - 1 - before)
         wait_s[step - 1] = run.use(run.pending.pop(step, ()))
@@ -224,7 +224,7 @@ def simulate(scenario: Scenario, *, steps: int) -> SimulationResult:
 
 
 class _Run:
-    """A run under way."""
+    """State of a simulated run."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario, self._step_s = scenario, scenario.compute.step_s
@@ -232,7 +232,7 @@ class _Run:
         self._transfers = [scenario.transfer_time(index) for index in count]
         self._encode_s = [scenario.encode_s(index) for index in count]
         self._decode_s = [scenario.decode_s(index) for index in count]
-        # Message, and when its answer is there, by the step that needs it.
+        # Messages and the times of their answers, by the step that needs them.
         self.pending: dict[int, list[tuple[int, float]]] = defaultdict(list)
         self.now_s, self.seconds = 0.0, Seconds()
         self.begun_s: list[float] = []
@@ -252,7 +252,7 @@ class _Run:
         self.pending[step + 1 + self._scenario.traffic.tau].append(answer)
 
     def use(self, answers: Iterable[tuple[int, float]]) -> float:
-        """Wait for `answers` one by one, decode them and take the outer step; seconds waited."""
+        """Wait for `answers`, decode them and take outer steps; returns seconds waited."""
         waited_s = 0.0
         for index, done_s in answers:
             wait_s = max(0.0, done_s - self.now_s)
@@ -264,7 +264,7 @@ class _Run:
         return waited_s
 
     def finish(self, steps: int) -> float:
-        """Exchange what was trained since it was last sent and use all answers; seconds waited."""
+        """Send what is left over, and use all answers; returns seconds waited."""
         traffic = self._scenario.traffic
         waited_s = self.use(self.pending.pop(steps + 1, ()))
         lasts = [m.last_due(steps, sync_every=traffic.sync_every) for m in traffic.messages]
@@ -289,7 +289,7 @@ class _Run:
 
 
 def steady_utilisation(scenario: Scenario) -> float:
-    """Share of the time in which workers compute, in the long run: without its beginning and end.
+    """Share of the time in which workers compute, without the beginning and end of a run.
 
     >>> from thinwire import presets
     >>> from thinwire.plan.shape import Shape
@@ -308,14 +308,14 @@ def steady_utilisation(scenario: Scenario) -> float:
 
 
 def steady_round_s(ends_s: Callable[[int], Sequence[float]], *, least_s: float) -> float:
-    """How long a round takes in the long run.
+    """Seconds of a round, without the beginning and end of a run.
 
-    Rounds are simulated until two in a row take the same time, and as long as the link is busy in
-    each: a link that is a little too slow falls behind for many equal rounds before workers wait.
+    Simulates until two consecutive rounds take the same time, and no less than `least_s`: over a
+    link that is a little too slow, many equal rounds pass before workers wait.
 
     Args:
-        ends_s: the times at which the rounds of a run of so many end.
-        least_s: no round is shorter in the long run.
+        ends_s: number of rounds to the time at the end of each.
+        least_s: a lower bound.
     """
     rounds, round_s = 4, (0.0,)
     while rounds <= _MOST_ROUNDS:
@@ -330,7 +330,7 @@ def steady_round_s(ends_s: Callable[[int], Sequence[float]], *, least_s: float) 
 
 
 def least_round_s(scenario: Scenario) -> float:
-    """A bound for every overlap, reached where everything overlaps.
+    """A lower bound for every overlap, reached if everything overlaps.
 
     round >= max(H s + sum_p (encode_p + decode_p), sum_p held_p)
     """
@@ -347,7 +347,7 @@ def required_bandwidth(target: float, scenario: Scenario) -> float:
 
     Args:
         target: compute utilisation, in (0, 1).
-        scenario: what is simulated; the rates of its link do not matter.
+        scenario: of the run; the rates of its link do not matter.
 
     Returns:
         Bits per second, exact to 1e-9 of it; 0 if any rate will do, infinity if no rate will,
@@ -374,10 +374,10 @@ def required_bandwidth(target: float, scenario: Scenario) -> float:
 
 
 def least_rate(reaches: Callable[[float], bool]) -> float:
-    """The least of all rates that reach something, in bit/s; 0: any does, infinity: no rate does.
+    """The least rate for which `reaches` is true, in bit/s; 0 if it always is, infinity if never.
 
     Args:
-        reaches: false up to some rate, and true from there on.
+        reaches: false up to some rate, and true above it.
     """
     low, high = _SLOWEST_BITS_PER_S, _FASTEST_BITS_PER_S
     if not reaches(math.inf):

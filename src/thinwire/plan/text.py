@@ -12,7 +12,7 @@ LOSS_SOURCE: Final = (
     "workers, rounds of 10 steps and three seeds. Longer rounds and more workers lose more. It is "
     "no forecast: compare at your own size."
 )
-"""Where losses are from, for below a table."""
+"""Source of the losses, printed below the table."""
 
 Table: TypeAlias = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
 """A title, headings, and rows of cells."""
@@ -27,7 +27,9 @@ def advice_table(advice: Advice, job: Job) -> Table:
     head: tuple[str, ...] = ("", "method", "H", "a round", "busy", "loss")
     if job.prices is not None:
         per = "run" if job.tokens is not None else "day"
-        head = (*head, f"{per}, {job.prices.currency}", "waiting")
+        head = (*head, f"{per}, {job.prices.currency}")
+        if job.prices.worker_per_hour is not None:
+            head = (*head, "waiting")
     closest = () if advice.closest is None else (advice.closest,)
     for number, row in enumerate(advice.recommended or closest, start=1):
         found, share = row.forecast, row.choice.loss_share
@@ -40,12 +42,8 @@ def advice_table(advice: Advice, job: Job) -> Table:
             "not measured" if share is None else f"{round(100 * share):+d} %".replace("+0", "0"),
         )
         costs = bill(found, job)
-        money = (
-            (money_text(costs.cost), money_text(costs.waiting_cost))
-            if job.prices is not None
-            else ()
-        )
-        rows.append((*cells, *money))
+        money = (money_text(costs.cost), money_text(costs.waiting_cost))
+        rows.append((*cells, *money)[: len(head)])
     return title, head, rows
 
 

@@ -1,6 +1,6 @@
 """A plan as JSON-able data: every quantity has its unit in its name, and none is rounded.
 
-What has no value is null: a bandwidth that no link reaches, or the fields of a method that does not
+Absent values are null: a bandwidth that no link reaches, or the fields of a method that does not
 fit.
 """
 
@@ -27,14 +27,14 @@ def plan_record(
     calibration: Calibration | None = None,
     advice: Advice | None = None,
 ) -> dict[str, Any]:
-    """The job, a row for each method, and what to run.
+    """The job, a row for each method, and advice.
 
     Args:
-        job: what was planned.
+        job: of the plan.
         rows: of `forecasts`.
         target: utilisation.
-        calibration: of the run that the job was taken from, if it was.
-        advice: of `advise`; None: it was not asked for.
+        calibration: of the run that the job is from; None without one.
+        advice: of `advise`; None if not requested.
 
     >>> from thinwire import presets
     >>> from thinwire.plan.compute import Compute
@@ -105,7 +105,7 @@ def _row(row: Row) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """`value` with names for keys, and null for what is infinite."""
+    """`value` with text for keys, and null for infinity."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

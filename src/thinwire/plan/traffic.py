@@ -1,15 +1,14 @@
-"""What a method sends, to the byte: which messages, after which steps, and how large they are.
+"""The messages of a method: after which steps, and how many bytes.
 
 Sizes are those of the codecs and exchanges themselves, bound to the layout that a run would have.
-Nothing is estimated and nothing is sent. Counted is what a run counts: a payload once as it is
-handed to the transport, with its header and what sealing adds, and both halves of a reduction;
-introductions are not.
+Nothing is estimated, and nothing is sent. Bytes are counted as a run counts them: each payload
+once, as the transport receives it, with its header and the bytes of sealing, and both halves of a
+reduction. Introductions are not counted.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from thinwire.codecs import Identity
@@ -23,18 +22,18 @@ from thinwire.plan.shape import Shape
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MessageSpec:
-    """One fragment's exchange, as one worker sees it; it is repeated every H steps.
+    """Exchange of one fragment by one worker, repeated every H steps.
 
     Args:
-        offset: t_p, inner steps; it is due when (t - t_p) mod H = 0.
+        offset: t_p, inner steps; due when (t - t_p) mod H = 0.
         first: the first inner step, counted from 1, after which it may be due.
         parameters: numbers in the fragment.
         payload_nbytes: of the messages for this worker's own pseudo-gradient, headers included.
         result_nbytes: of the message with the shard that this worker combined; 0 for a gather.
-        sent_nbytes: that this worker hands over for others, each message counted once.
-        received_nbytes: that come from others.
-        sent_count: messages that this worker hands over for others.
-        received_count: messages that come from others.
+        sent_nbytes: bytes to other workers, each message counted once.
+        received_nbytes: bytes from other workers.
+        sent_count: messages to other workers.
+        received_count: messages from other workers.
         exchange: gather, reduce_scatter, pairs, or server in an asynchronous run.
     """
 
@@ -61,7 +60,7 @@ class MessageSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traffic:
-    """What one worker sends and receives in a run.
+    """All messages of one worker in a run.
 
     Args:
         sync_every: H, inner steps from one exchange of a fragment to the next.
@@ -80,10 +79,6 @@ class Traffic:
     messages: tuple[MessageSpec, ...]
     workers: int
 
-    def left_over(self, steps: int) -> tuple[MessageSpec, ...]:
-        """What is sent at the end of a run of `steps`: all that was trained since it was sent."""
-        return tuple(m for m in self.messages if self._last(m, steps) < steps)
-
     def exchanges_after(self, steps: int) -> int:
         """Exchanges of a run of `steps` inner steps with its end, each fragment's counted."""
         return sum(self._times(m, steps) for m in self.messages)
@@ -93,13 +88,13 @@ class Traffic:
         return sum(self._times(m, steps) * m.sent_nbytes for m in self.messages)
 
     def received_after(self, steps: int) -> int:
-        """Bytes that came from others in a run of `steps` inner steps with its end."""
+        """Bytes that this worker received in a run of `steps` inner steps with its end."""
         return sum(self._times(m, steps) * m.received_nbytes for m in self.messages)
 
     def puts_after(self, steps: int) -> int:
         """Objects that this worker wrote over an object store in a run of `steps` with its end.
 
-        Introductions are not counted, nor what is asked for before it is there.
+        Introductions and repeated requests are not counted.
         """
         return sum(self._times(m, steps) * m.sent_count for m in self.messages)
 
@@ -107,18 +102,13 @@ class Traffic:
         """Objects that this worker read over an object store in a run of `steps` with its end."""
         return sum(self._times(m, steps) * m.received_count for m in self.messages)
 
-    def peak_sent_after(self, steps: int) -> int:
-        """The most that a run of `steps` inner steps sent after any one of them.
-
-        What is left over at the end counts fragment by fragment, for no training goes on beside it.
-        """
-        at_the_end = (m.sent_nbytes for m in self.left_over(steps))
-        return max(self._peak(m for m in self.messages if self._last(m, steps)), *at_the_end, 0)
-
     @property
     def peak_sent_per_step(self) -> int:
         """The most bytes that are due after one inner step of a long run."""
-        return self._peak(self.messages)
+        together: dict[int, int] = defaultdict(int)
+        for message in self.messages:
+            together[message.offset % self.sync_every] += message.sent_nbytes
+        return max(together.values(), default=0)
 
     @property
     def sent_per_round(self) -> int:
@@ -127,7 +117,7 @@ class Traffic:
 
     @property
     def received_per_round(self) -> int:
-        """Bytes that come from others every H inner steps."""
+        """Bytes that this worker receives every H inner steps."""
         return sum(m.received_nbytes for m in self.messages)
 
     @property
@@ -140,20 +130,11 @@ class Traffic:
         """Objects that this worker reads over an object store every H inner steps."""
         return sum(m.received_count for m in self.messages)
 
-    def _last(self, message: MessageSpec, steps: int) -> int:
-        return message.last_due(steps, sync_every=self.sync_every)
-
     def _times(self, message: MessageSpec, steps: int) -> int:
-        first, last = message.first_due(sync_every=self.sync_every), self._last(message, steps)
+        first = message.first_due(sync_every=self.sync_every)
+        last = message.last_due(steps, sync_every=self.sync_every)
         scheduled = (last - first) // self.sync_every + 1 if last else 0
         return scheduled + (last < steps)
-
-    def _peak(self, messages: Iterable[MessageSpec]) -> int:
-        # All of one offset have been sent together once the last of them has begun.
-        together: dict[int, int] = defaultdict(int)
-        for message in messages:
-            together[message.offset % self.sync_every] += message.sent_nbytes
-        return max(together.values(), default=0)
 
 
 def traffic(
@@ -164,18 +145,18 @@ def traffic(
     rank: int = 0,
     added_nbytes: int = 0,
 ) -> Traffic:
-    """What `method` sends for a model of `shape`, as worker `rank` of `workers` counts it.
+    """The messages of `method` for a model of `shape`, as worker `rank` of `workers` counts them.
 
-    A worker is one rank here: ranks that share a worker each have headers and shards of their own.
-    In an asynchronous run a worker sends its pseudo-gradient to the server and receives theta, and
-    bytes are those of an object store's messages before they are sealed.
+    A worker has one rank: each rank of a larger worker has its own headers and shards. In an
+    asynchronous run, a worker sends its pseudo-gradient to the server and receives theta; bytes are
+    those of messages in an object store, before sealing.
 
     Args:
-        method: as a run would have it.
+        method: of the run.
         shape: of the model.
-        workers: K, the same for the whole run.
-        rank: whose bytes; a summary has those of worker 0. They differ only where shards do.
-        added_nbytes: of the transport, to every message: 28 where messages are sealed.
+        workers: K.
+        rank: of the worker. A summary has the bytes of rank 0; others differ only in their shards.
+        added_nbytes: of the transport, to every message: 28 if sealed.
 
     Raises:
         ConfigurationError: K < 1, a rank outside of 0..K-1, or a method that does not fit the
@@ -186,12 +167,10 @@ def traffic(
     >>> [(message.offset, message.parameters) for message in plan.messages]
     [(0, 59), (15, 40)]
     """
-    check(
-        workers >= 1 and 0 <= rank < workers,
-        f"plan for worker {rank} of {workers}",
-        because="a run has at least one worker, and ranks count from 0",
-        do="pass workers >= 1 and 0 <= rank < workers",
-    )
+    what = f"plan for worker {rank} of {workers}"
+    because = "a run has at least one worker, and ranks count from 0"
+    do = "pass workers >= 1 and 0 <= rank < workers"
+    check(workers >= 1 and 0 <= rank < workers, what, because=because, do=do)
     if isinstance(method.outer, DelayedNesterov):
         return _with_server(method, shape, workers)
     added_nbytes = added_nbytes if workers > 1 else 0
@@ -223,7 +202,7 @@ def traffic(
 
 
 def _with_server(method: Method, shape: Shape, workers: int) -> Traffic:
-    """What a worker sends to and receives from the server every H steps of its own."""
+    """Messages of a worker to and from the server, every H of its steps."""
     layout = shape.layout([part.name for part in shape.parts])
     up, down = (HEADER_NBYTES + c.payload_nbytes(layout) for c in (method.codec, Identity()))
     message = MessageSpec(

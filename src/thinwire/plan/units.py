@@ -1,19 +1,19 @@
 """Quantities as people write them: 10 Gbit/s, 50ms, 7B.
 
-Capitals and spaces do not matter where they cannot mislead. They do for bits and bytes: b is a bit
-and B is a byte, so that 100 Mbps are 12.5 MB/s. Printed are three significant digits, and what is
-printed can be read again.
+Case and spaces do not matter, except that b is a bit and B is a byte: 100 Mbps are 12.5 MB/s. Texts
+have three significant digits, and can be read again.
 """
 
 import math
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Final
 
 from thinwire.errors import ConfigurationError, check, unknown_name
 
-# What is read -> scale -> spellings, of which the first is shown. Spellings of a rate: see _RATE.
+# Kind -> scale -> spellings, of which the first is printed. Other spellings of a rate: see _RATE.
 _UNITS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "rate": {
         f"{bits}e{3 * power}": (f"{prefix}{of}/s",)
@@ -29,13 +29,7 @@ _UNITS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "3600": ("h", "hr", "hour", "hours"),
         "86400": ("d", "day", "days"),
     },
-    "count": {
-        "1": ("",),
-        "1e3": ("k", "thousand"),
-        "1e6": ("M", "million"),
-        "1e9": ("B", "bn", "billion"),
-        "1e12": ("T", "trillion"),
-    },
+    "count": {"1": ("",), "1e3": ("k",), "1e6": ("M",), "1e9": ("B", "bn"), "1e12": ("T",)},
     "share": {"1e-2": ("%",), "1": ("",)},
     "price": {"1": ("",)},
 }
@@ -53,16 +47,16 @@ def parse_rate(text: str) -> float:
     """Bits per second.
 
     Args:
-        text: a number above 0 and bit/s or B/s with or without a prefix; bps, Mb/s, Mbps and MBps
-            will do. A prefix with an i is a power of 1024.
+        text: a number above 0 and bit/s or B/s with or without a prefix, or bps, Mb/s, Mbps, MBps.
+            A prefix with an i is a power of 1024.
 
     Raises:
-        ConfigurationError: no number, no or another unit, or a rate that is not above 0.
+        ConfigurationError: not a number, an unknown unit, or a rate that is not above 0.
 
     >>> parse_rate("10Gbit/s"), parse_rate("25 Mbps"), parse_rate("1GB/s")
     (10000000000.0, 25000000.0, 8000000000.0)
     """
-    return _above_zero("rate", text, because="nothing would ever arrive")
+    return float(_read("rate", text))
 
 
 def parse_duration(text: str) -> float:
@@ -72,12 +66,12 @@ def parse_duration(text: str) -> float:
         text: a number above 0 and ns, us, ms, s, min, h or d.
 
     Raises:
-        ConfigurationError: no number, no or another unit, or a duration that is not above 0.
+        ConfigurationError: not a number, an unknown unit, or a duration that is not above 0.
 
     >>> parse_duration("50ms"), parse_duration("1.2 h")
     (0.05, 4320.0)
     """
-    return _above_zero("duration", text, because="everything takes some time")
+    return float(_read("duration", text))
 
 
 def parse_latency(text: str) -> float:
@@ -87,16 +81,12 @@ def parse_latency(text: str) -> float:
         text: a number that is not negative and ns, us, ms, s, min, h or d.
 
     Raises:
-        ConfigurationError: no number, no or another unit, or a latency below 0.
+        ConfigurationError: not a number, an unknown unit, or a latency below 0.
 
     >>> parse_latency("0"), parse_latency("80 ms")
     (0.0, 0.08)
     """
-    what = f"read the latency {text!r}"
-    seconds = 0.0 if text.strip() == "0" else _float(what, _read("duration", text, what))
-    because, do = "a duration cannot be negative", "write a duration from 0 up"
-    check(seconds >= 0, what, because=because, do=do)
-    return seconds
+    return 0.0 if text.strip() == "0" else float(_read("duration", text, may_be_zero=True))
 
 
 def parse_count(text: str) -> int:
@@ -107,17 +97,15 @@ def parse_count(text: str) -> int:
             or not.
 
     Raises:
-        ConfigurationError: no number, another unit, or no whole number above 0.
+        ConfigurationError: not a whole number above 0, or an unknown unit.
 
     >>> parse_count("7B"), parse_count("350m"), parse_count("1e9")
     (7000000000, 350000000, 1000000000)
     """
-    _above_zero("count", text, because="at least one is needed")
-    what = f"read the count {text!r}"
-    # Not the float, which has no room for all digits.
-    number = _read("count", text, what)
+    number = _read("count", text)
     because, do = "it is not a whole number", "write a whole number, such as 350M or 1.2T"
-    check(number.denominator == 1, what, because=because, do=do)
+    check(number.denominator == 1, f"read the count {text!r}", because=because, do=do)
+    # Not from the float, which has no room for all digits.
     return number.numerator
 
 
@@ -128,39 +116,36 @@ def parse_share(text: str) -> float:
         text: a number above 0 and up to 1, or up to 100 with %.
 
     Raises:
-        ConfigurationError: no number, another unit, or no such share.
+        ConfigurationError: not such a share, or an unknown unit.
 
     >>> parse_share("90%"), parse_share("0.4")
     (0.9, 0.4)
     """
-    what = f"read the share {text!r}"
-    share = _float(what, _read("share", text, what))
-    because, do = "a share is above 0 % and at most 100 %", "write it like 90% or 0.9"
-    check(0 < share <= 1, what, because=because, do=do)
+    share = float(_read("share", text))
+    because, do = "a share is at most 100 %", "write it like 90% or 0.9"
+    check(share <= 1, f"read the share {text!r}", because=because, do=do)
     return share
 
 
 def parse_price(text: str) -> tuple[float, str | None]:
-    """A price from 0 up, and its currency; None for 0, which is the same in every one.
+    """A price from 0 up, and its currency; None for 0, which needs none.
 
     Args:
         text: a number that is not negative, with a code of three letters before or after it, or
             after $, € or £.
 
     Raises:
-        ConfigurationError: no number, no currency, or a price below 0.
+        ConfigurationError: not a number, no currency or two, or a price below 0.
 
     >>> parse_price("$0.09"), parse_price("2.50 EUR"), parse_price("0")
     ((0.09, 'USD'), (2.5, 'EUR'), (0.0, None))
     """
-    what, do = f"read the price {text!r}", "write a number and a currency, such as 0.09USD or $0.09"
     found = _PRICE.fullmatch(text.strip())
+    what, do = f"read the price {text!r}", "write a number and a currency, such as 0.09USD or $0.09"
     if found is None:
         raise ConfigurationError(what, because="it is not a number with a currency", do=do)
     before, number, after = found.groups()
-    price, code = _float(what, _read("price", number, what)), before or after
-    because = "a price cannot be negative"
-    check(price >= 0, what, because=because, do="write a price from 0 up")
+    price, code = float(_read("price", number, may_be_zero=True)), before or after
     if not code and price == 0:
         return price, None
     because = "it has two currencies" if before else "it has no currency"
@@ -168,48 +153,48 @@ def parse_price(text: str) -> tuple[float, str | None]:
     return price, _SIGNS.get(code, code.upper())
 
 
-def _above_zero(kind: str, text: str, *, because: str) -> float:
-    what = f"read the {kind} {text!r}"
-    value = _float(what, _read(kind, text, what))
-    check(value > 0, what, because=because, do="write a number above 0")
-    return value
-
-
-def _read(kind: str, text: str, what: str) -> Fraction:
-    """The number that `text` is, in the unit whose scale is 1."""
-    found, units = _NUMBER.fullmatch(text), _UNITS[kind]
-    shown = [names[0] for names in units.values()]
-    do = f"write a number and its unit: {', '.join(unit or 'none' for unit in shown)}"
+def _read(kind: str, text: str, *, may_be_zero: bool = False) -> Fraction:
+    """The number in `text`, in the unit whose scale is 1."""
+    what, found = f"read the {kind} {text!r}", _NUMBER.fullmatch(text)
+    digits, unit = found.groups() if found else ("", "")
     try:
-        number = None if found is None else Fraction(found[1])
-    except ValueError:  # underscores where no number has them
-        number = None
-    if found is None or number is None:
-        raise ConfigurationError(what, because="it does not begin with a finite number", do=do)
-    unit = "".join(found[2].split())
+        number = Fraction(digits)
+    except ValueError as error:  # also underscores where no number has them
+        because, do = "it does not begin with a finite number", _units_text(kind)
+        raise ConfigurationError(what, because=because, do=do) from error
+    number *= _scale(kind, "".join(unit.split()), what)
+    because, do = "it is too large a number", "write a smaller number"
+    check(number <= sys.float_info.max, what, because=because, do=do)
+    least = "0 or more" if may_be_zero else "above 0"
+    is_in_range = float(number) > 0 or (may_be_zero and float(number) == 0)
+    check(is_in_range, what, because=f"it is not {least}", do=f"write a number {least}")
+    return number
+
+
+def _scale(kind: str, unit: str, what: str) -> Fraction:
     if kind == "rate" and (rate := _RATE.fullmatch(unit)):
         prefix, of, per = rate.groups()
         because, do = "in capitals, bits and bytes look the same", "write Mbit/s for bits, or MB/s"
         check(of + per != "BPS", what, because=because, do=f"{do} for bytes")
         base = 1024 if prefix.lower().endswith("i") else 1000
         bits = 1 if of == "b" or of.lower().startswith("bit") else 8
-        return number * bits * base ** " kmgtp".index((prefix or " ")[0].lower())
-    for scale, names in units.items():
+        return Fraction(bits * base ** " kmgtp".index((prefix or " ")[0].lower()))
+    for scale, names in _UNITS[kind].items():
         if kind != "rate" and unit.lower() in (name.lower() for name in names):
-            return number * Fraction(scale)
+            return Fraction(scale)
     because = f"there is no unit {unit!r}" if unit else "it has no unit"
-    raise unknown_name(what, unit, shown, because=because, do=do)
+    known = (names[0] for names in _UNITS[kind].values())
+    raise unknown_name(what, unit, known, because=because, do=_units_text(kind))
 
 
-def _float(what: str, number: Fraction) -> float:
-    try:
-        return float(number)
-    except OverflowError as error:
-        because, do = "it is too large a number", "write a smaller number"
-        raise ConfigurationError(what, because=because, do=do) from error
+def _units_text(kind: str) -> str:
+    shown = ", ".join(names[0] or "none" for names in _UNITS[kind].values())
+    return f"write a number and its unit: {shown}"
 
 
 # -- printing: all raise ConfigurationError for what is negative or not finite ---------------------
+
+_PREFIXES: Final = ("", "k", "M", "G", "T")
 
 
 def rate_text(bits_per_s: float) -> str:
@@ -218,9 +203,7 @@ def rate_text(bits_per_s: float) -> str:
     >>> rate_text(25e6), rate_text(999.6e6), rate_text(0)
     ('25 Mbit/s', '1 Gbit/s', '0 bit/s')
     """
-    return _text(
-        "a rate", bits_per_s, _powers(" bit/s", " kbit/s", " Mbit/s", " Gbit/s", " Tbit/s")
-    )
+    return _text("a rate", bits_per_s, _powers(f" {prefix}bit/s" for prefix in _PREFIXES))
 
 
 def duration_text(seconds: float) -> str:
@@ -240,7 +223,7 @@ def count_text(count: float) -> str:
     ('7B', '246k', '12')
     """
     whole = round(count) if math.isfinite(count) else count
-    return _text("a count", whole, _powers("", "k", "M", "B", "T"))
+    return _text("a count", whole, _powers(("", "k", "M", "B", "T")))
 
 
 def nbytes_text(nbytes: float) -> str:
@@ -249,11 +232,11 @@ def nbytes_text(nbytes: float) -> str:
     >>> nbytes_text(1234), nbytes_text(5.6e9)
     ('1.23 kB', '5.6 GB')
     """
-    return _text("bytes", nbytes, _powers(" B", " kB", " MB", " GB", " TB", " PB"))
+    return _text("bytes", nbytes, _powers(f" {prefix}B" for prefix in (*_PREFIXES, "P")))
 
 
 def share_text(share: float) -> str:
-    """A share in percent, never rounded up to a whole that it is not.
+    """A share in percent, never rounded up to 100 %.
 
     >>> share_text(0.98247), share_text(0.99999), share_text(1)
     ('98.2 %', '99.9 %', '100 %')
@@ -263,13 +246,13 @@ def share_text(share: float) -> str:
     return f"{math.floor(1000 * share + 1e-9) / 10:.3g} %"
 
 
-def _powers(*units: str) -> dict[float, str]:
+def _powers(units: Iterable[str]) -> dict[float, str]:
     return {1000.0**power: unit for power, unit in enumerate(units)}
 
 
 def _text(what: str, value: float, units: Mapping[float, str]) -> str:
     """`value` in three digits and the largest of `units` of which there is one."""
-    because, do = "it is negative or not finite", "say in words what it means"
+    because, do = "it is negative or not finite", "print a number from 0 up"
     check(0 <= value < math.inf, f"print {value} as {what}", because=because, do=do)
     digits = {scale: float(f"{value / scale:.3g}") for scale in sorted(units, reverse=True)}
     scale = next((scale for scale, number in digits.items() if number >= 1), min(units))
