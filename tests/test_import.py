@@ -9,7 +9,7 @@ import pytest
 import thinwire as tw
 from thinwire.cli.command import COMMANDS
 
-HEAVY = {"transformers", "datasets", "triton", "plotly", "tokenizers", "torchdata", "tyro", "rich"}
+HEAVY = {"transformers", "datasets", "triton", "plotly", "tokenizers", "tyro", "rich"}
 SLOW = {"torch", "numpy", "transformers", "datasets"}
 ENVIRONMENT = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 

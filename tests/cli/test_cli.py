@@ -378,7 +378,7 @@ def test_an_error_names_the_extra_that_installs_a_module() -> None:
     assert set().union(*packages.values()) == set().union(*EXTRAS.values())
     for name, what in (
         ("tyro", "'thinwire[cli]'"),
-        ("torchdata.stateful_dataloader", "'thinwire[train]'"),
+        ("datasets.distributed", "'thinwire[train]'"),
         ("wandb.sdk", "wandb"),
         (None, "'thinwire[all]'"),
     ):

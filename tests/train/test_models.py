@@ -151,7 +151,7 @@ def test_an_unreadable_configuration_says_why(tmp_path: Path, text: str | None) 
     path = tmp_path if text is None else tmp_path / "config.json"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(ConfigurationError, match="transformers says"):
+    with pytest.raises(ConfigurationError, match="because transformers: "):
         build(str(path))
 
 

@@ -13,7 +13,7 @@ EXTRAS: Final = {
     "lightning": {"lightning"},
     "report": {"jinja2"},
     "secure": {"cryptography"},
-    "train": {"datasets", "filelock", "safetensors", "tokenizers", "torchdata", "transformers"},
+    "train": {"datasets", "filelock", "safetensors", "tokenizers", "transformers"},
     "transformers": {"accelerate"},
 }
 """Modules by the extra that installs them; of several extras the one whose commands need it."""

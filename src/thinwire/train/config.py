@@ -49,13 +49,13 @@ class WarmupCosine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Intervals:
-    """How often things happen, in inner steps; 0 means only at the end, unless said otherwise.
+    """Intervals of a run, in inner steps; 0 means only at the end.
 
     Args:
         log_steps: between two records of `metrics.jsonl`.
         evaluate_steps: between two evaluations of the outer parameters.
         checkpoint_steps: between two checkpoints.
-        keep_checkpoints: how many checkpoints stay on disk.
+        keep_checkpoints: number of checkpoints on disk.
     """
 
     log_steps: int = 10
@@ -71,19 +71,19 @@ class Intervals:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Runtime:
-    """Where and in which precision the arithmetic happens.
+    """Devices, precision and processes of a run.
 
     Args:
-        device: "auto" takes a GPU where there is one.
+        device: "auto" takes a GPU if the machine has one.
         precision: "bf16" runs forward and backward under autocast; weights stay fp32.
         compile: torch.compile the model.
         threads: CPU threads per rank; 0 shares the cores evenly between the ranks of this host.
             It changes the order of sums: a run resumed with another number differs in last bits.
-        timeout_s: seconds after which a silent worker is an error, where their number is fixed.
-        outer_device: where outer state is kept between rounds: None is the device, "cpu" the host's
+        timeout_s: seconds after which a silent worker is an error, if their number is fixed.
+        outer_device: place of the outer state between rounds: None is the device, "cpu" the host's
             memory.
-        worker_size: S, ranks that share a worker, which FSDP2 shards over them (torchrun only).
-            It changes the order of sums, and what dropout draws, and nothing else.
+        worker_size: S, ranks per worker, over which FSDP2 shards it (torchrun only). It changes
+            the order of sums and the draws of dropout, and nothing else.
     """
 
     device: str = "auto"
@@ -105,19 +105,19 @@ class TrainConfig:
     """A run: everything that decides what it computes.
 
     Args:
-        method: how the workers train together.
-        model: what they train.
-        data: on what.
+        method: of the workers.
+        model: to train.
+        data: to train on.
         workers: K.
         steps: inner steps of every worker.
         global_batch: sequences per inner step over all workers, so that methods and K are compared
             at equal tokens.
         accumulate: micro-batches into which a rank cuts its part of a batch.
         schedule: factor on the inner learning rate over the run.
-        clip_norm: largest norm of the gradient that an inner optimizer is given; 0 clips nothing.
+        clip_norm: largest norm of a gradient; 0 clips nothing.
         seed: of initial weights, data order and dropout.
-        periods: how often things happen.
-        machine: where.
+        periods: of logs, evaluations and checkpoints.
+        machine: devices, precision and processes.
 
     Raises:
         ConfigurationError: numbers that do not fit each other; names them.
@@ -144,11 +144,10 @@ class TrainConfig:
         parts = self.workers * size * self.accumulate
         if self.global_batch % parts:
             workers = f"{self.workers} workers" + (f" of {size} ranks" if size > 1 else "")
-            raise ConfigurationError(
-                f"split a global batch of {self.global_batch} sequences",
-                because=f"{workers} of {self.accumulate} micro-batches need a multiple of {parts}",
-                do="change --global-batch, --workers, --worker-size or --accumulate",
-            )
+            what = f"split a global batch of {self.global_batch} sequences"
+            because = f"{workers} of {self.accumulate} micro-batches need a multiple of {parts}"
+            do = "change --global-batch, --workers, --worker-size or --accumulate"
+            raise ConfigurationError(what, because=because, do=do)
 
     @property
     def tokens_per_step(self) -> int:
@@ -171,8 +170,6 @@ class TrainConfig:
 def _check_range(least: float, *, most: int = _MOST, **values: float) -> None:
     for name, value in values.items():
         if not least <= value <= most:
-            raise ConfigurationError(
-                f"train with {name}={value}",
-                because=f"it is not between {least} and {most:,}",
-                do=f"pass {name} >= {least}" if value < least else f"pass a number up to {most:,}",
-            )
+            what = f"train with {name}={value}"
+            do = f"pass {name} >= {least}" if value < least else f"pass a number up to {most:,}"
+            raise ConfigurationError(what, because=f"it is not between {least} and {most:,}", do=do)

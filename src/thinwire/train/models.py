@@ -20,13 +20,13 @@ from thinwire.plan.models import HUB_NAME, LLAMA_SIZES, unknown_model
 if TYPE_CHECKING:  # transformers takes seconds to import: only building and saving pay for it
     from transformers import PreTrainedConfig, PreTrainedModel
 
-# Where and by what a configuration was written, and what training sets by itself.
+# Origin of a configuration, and fields that training sets.
 _NOT_OF_THE_MODEL: Final = ("_name_or_path", "transformers_version", "use_cache", "dtype")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """Which causal language model to train from scratch.
+    """A causal language model, trained from scratch.
 
     Args:
         size: a built-in size such as `"250k"` or `"1.3b"`; or the path of a `config.json` or of a
@@ -48,10 +48,10 @@ class Model:
             raise unknown_model(f"build model '{self.size}'", self.size)
 
     def describe(self) -> dict[str, Any]:
-        """The model as JSON-able data: of one that is no built-in size, what its file says, too.
+        """The model as JSON-able data, with the contents of its file if it is no built-in size.
 
-        Only what is not the default of its type: the same file read by another version of
-        transformers, which may have more fields, says the same.
+        Defaults of the model's type are left out: another version of transformers, which may have
+        more fields, describes the same file equally.
 
         Raises:
             ConfigurationError: the file cannot be read.
@@ -76,7 +76,7 @@ class Model:
 
     @cached_property
     def _read(self) -> PreTrainedConfig:
-        # Once: what is built is what was described, also if the file is changed in between.
+        # Read once: the model that is built is the described one, even if the file changes.
         from transformers import AutoConfig
 
         try:
@@ -88,7 +88,7 @@ class Model:
         """The transformers configuration, checked against the data; builds no weights.
 
         Args:
-            vocab_size: how many different tokens the tokenizer makes.
+            vocab_size: of the tokenizer.
             sequence_length: tokens per training sequence.
 
         Raises:
@@ -104,23 +104,21 @@ class Model:
         ):
             offered = getattr(text, field, None)
             if offered is not None and offered < needed:
-                raise ConfigurationError(
-                    f"build model '{self.size}'",
-                    because=f"its {field} is {offered} and the data needs {needed}",
-                    do=f"choose {remedy}, or raise {field} in the configuration",
-                )
-        config.use_cache = False  # keys and values of earlier tokens are of no use in training
+                because = f"its {field} is {offered} and the data needs {needed}"
+                do = f"choose {remedy}, or raise {field} in the configuration"
+                raise ConfigurationError(f"build model '{self.size}'", because=because, do=do)
+        config.use_cache = False  # training does not use keys and values of earlier tokens
         return config
 
     def build(self, vocab_size: int, sequence_length: int, seed: int) -> PreTrainedModel:
         """A new model in fp32 on the CPU, in training mode, with weights drawn from `seed` alone.
 
-        Every worker that passes the same seed gets the same weights, on whatever machine type
-        it trains; the caller's random state is left as it was. The initialization is that
-        of transformers: normal with the `initializer_range` of the configuration (0.02).
+        The weights are the same for equal seeds, on every machine; the caller's random state is
+        left alone. The initialization is that of transformers: normal with the
+        `initializer_range` of the configuration (0.02).
 
         Args:
-            vocab_size: how many different tokens the tokenizer makes.
+            vocab_size: of the tokenizer.
             sequence_length: tokens per training sequence.
             seed: of the initial weights.
 
@@ -144,38 +142,32 @@ class Model:
 def save_pretrained(model: PreTrainedModel, folder: Path) -> None:
     """Write `model` as safetensors, so that `AutoModelForCausalLM.from_pretrained` loads it.
 
-    Everything is written beside `folder` first and moved into place when it is complete: a run
-    killed half-way leaves what was there before. An earlier saved model is replaced.
+    The folder is replaced atomically: a run that is killed half-way leaves the earlier model.
 
     Args:
-        model: what to save, with its configuration.
-        folder: where to; its parent is created.
+        model: to save, with its configuration.
+        folder: to write to; its parent is created.
 
     Raises:
-        CheckpointError: it cannot be written, or `folder` holds something else than a saved model.
+        CheckpointError: it cannot be written, or `folder` has files other than a saved model.
     """
-    # A wrong path must not cost someone's files: only what an earlier save wrote is replaced.
+    # A wrong path must not delete a user's files: only an earlier saved model is replaced.
     holds = folder.is_file() or (folder.is_dir() and any(folder.iterdir()))
     if holds and (folder.is_file() or not any(folder.glob("*.safetensors"))):
-        raise CheckpointError(
-            f"save the model to {folder}",
-            because="what is there is not a saved model",
-            do="choose a folder that is new or empty, or holds an earlier saved model",
-        )
+        what = f"save the model to {folder}"
+        do = "choose a folder that is new or empty, or holds an earlier saved model"
+        raise CheckpointError(what, because="what is there is not a saved model", do=do)
     try:
         with _without_progress_bar():
             replace_folder(folder, model.save_pretrained)
     except OSError as error:
-        raise CheckpointError(
-            f"save the model to {folder}",
-            because=str(error),
-            do="choose a folder that can be written, with enough room",
-        ) from error
+        do = "choose a folder that can be written, with enough room"
+        raise CheckpointError(f"save the model to {folder}", because=str(error), do=do) from error
 
 
 @contextmanager
 def _without_progress_bar() -> Generator[None]:
-    # A run has a display of its own, and this bar would be drawn across it.
+    # This bar would be drawn across the display of the run.
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -190,7 +182,7 @@ def _without_progress_bar() -> Generator[None]:
 def _unreadable(source: str, error: Exception) -> ConfigurationError:
     return ConfigurationError(
         f"build model '{source}'",
-        because=f"transformers says: {error}",
+        because=f"transformers: {error}",
         do="pass a built-in size, the config.json of a causal language model, or an org/name with "
         "the network on",
     )

@@ -1,4 +1,4 @@
-"""What is shown the progress of a run: its folder, a terminal, TensorBoard, W&B, trackio."""
+"""Observers of a run: its folder, a terminal, TensorBoard, W&B, trackio."""
 
 import importlib.metadata
 import logging
@@ -25,7 +25,7 @@ _PACKAGES = ("thinwire", "torch", "transformers", "datasets", "numpy")
 
 
 def versions() -> dict[str, str]:
-    """Of Python, this machine and the packages that decide what a run computes."""
+    """Versions of Python, this machine and the packages that decide what a run computes."""
     return {
         "python": platform.python_version(),
         "machine": f"{platform.machine()} {torch.get_num_threads()} threads",
@@ -34,7 +34,7 @@ def versions() -> dict[str, str]:
 
 
 class Observer:
-    """Receives every record of a run, and every event of an elastic one; as it is, ignores them."""
+    """Receives the records of a run, and the events of an elastic one; ignores them by default."""
 
     def record(self, record: dict[str, Any]) -> None:
         """Receive a record as metrics.jsonl has it."""
@@ -45,7 +45,7 @@ class Observer:
         del event
 
     def fail(self, why: str) -> None:
-        """Receive why the run of a comparison ended without a result, before `close`."""
+        """Receive the reason why a run of a comparison has no result, before `close`."""
         del why
 
     def close(self) -> None:
@@ -68,19 +68,19 @@ class FolderWriter(Observer):
         try:
             self._folder.append(event.describe(), "events.jsonl")
         except CheckpointError as error:
-            # The thread that noted the event may be in an exchange, which must not fail because a
-            # disk is full; the event is in the log and the summary anyway.
+            # The thread that logged the event may be in an exchange, which a full disk must not
+            # fail; the event is also in the log and the summary.
             _LOG.warning("%s", error)
 
 
 def forward_events(log: EventLog, observers: Sequence[Observer]) -> None:
-    """Pass every event to observers, beginning with those that the log kept from before.
+    """Pass every event to observers, beginning with those that are already in the log.
 
     Args:
         log: of the events.
         observers: receive them, one event at a time.
     """
-    # Re-entrant: an event that comes while the kept ones are passed on waits for them.
+    # Re-entrant: an event that arrives meanwhile waits until the logged ones are passed on.
     lock = threading.RLock()
 
     def forward(event: Event) -> None:
@@ -94,12 +94,12 @@ def forward_events(log: EventLog, observers: Sequence[Observer]) -> None:
 
 
 def shows_bars(console: Console) -> bool:
-    """Whether lines of `console` can be drawn again: it is a terminal that can move its cursor."""
+    """True if lines of `console` can be redrawn: it is a terminal that can move its cursor."""
     return console.is_terminal and not console.is_dumb_terminal
 
 
-# Of how many seconds the time that is left is told. Records may be minutes apart; rich's 30 s would
-# then hold one of them, which tells nothing.
+# Window of the estimate of the remaining time. Records may be minutes apart: the 30 s of rich would
+# contain one of them, which has no rate.
 _SPEED_OVER_S = 24 * 3600.0
 _BAR, _BAR_AND_TIME = 10, 19
 
@@ -124,7 +124,7 @@ class Terminal(Observer):
 
     def record(self, record: dict[str, Any]) -> None:
         """Move the bar."""
-        # The last validation loss stays on display until there is a newer one.
+        # The last validation loss stays on display.
         self._val_loss = record.get("val_loss", self._val_loss)
         validation = "" if self._val_loss is None else f" val {self._val_loss:.4f}"
         parts = [
@@ -214,11 +214,10 @@ def tracker(package: str, project: str, **described: Any) -> Observer:
     try:
         run = client.init(project=project, **described)
     except Exception as error:  # of many kinds, and each is about what was asked for
-        raise ConfigurationError(
-            f"report to {package} project {project!r}",
-            because=" ".join(str(error).split()).rstrip(".") or type(error).__name__,
-            do=f"correct the project's name or {package}'s settings, or leave --{package} out",
-        ) from error
+        what = f"report to {package} project {project!r}"
+        because = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        do = f"correct the project's name or {package}'s settings, or leave --{package} out"
+        raise ConfigurationError(what, because=because, do=do) from error
     return _ScalarWriter(lambda scalars, step: run.log(scalars, step=step), run.finish)
 
 

@@ -119,24 +119,16 @@ def load(name: str) -> Callable[..., Any]:
         ConfigurationError: the file or the function does not exist, or running the file fails.
     """
     if not _is_file(name):
-        raise ConfigurationError(
-            f"load {name!r}",
-            because="it is not FILE.py:FUNCTION of a file that exists",
-            do="write it like recipes/mine.py:grid",
-        )
+        what, because = f"load {name!r}", "it is not FILE.py:FUNCTION of a file that exists"
+        raise ConfigurationError(what, because=because, do="write it like recipes/mine.py:grid")
     file, _, function = name.rpartition(":")
     try:
         found = runpy.run_path(file).get(function)
     except Exception as error:  # it is the user's code, and may fail in any way
-        raise ConfigurationError(
-            f"load recipe {file}",
-            because=f"running it raised {type(error).__name__}: {error}",
-            do="correct the file",
-        ) from error
+        what, because = f"load recipe {file}", f"running it raised {type(error).__name__}: {error}"
+        raise ConfigurationError(what, because=because, do="correct the file") from error
     if not callable(found):
-        raise ConfigurationError(
-            f"use recipe {file}:{function}",
-            because=f"{file} has no function of that name",
-            do="define it there: a recipe takes a method's name and returns a TrainConfig",
-        )
+        what = f"use recipe {file}:{function}"
+        do = "define it there: a recipe takes a method's name and returns a TrainConfig"
+        raise ConfigurationError(what, because=f"{file} has no function of that name", do=do)
     return found

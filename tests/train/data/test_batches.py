@@ -152,9 +152,19 @@ def test_more_workers_may_resume():
 def test_a_state_of_other_batches_is_refused(count, global_batch, seed, field):
     state = make_windows(13).batches(0, 1, 4, seed=5).state_dict()
     other = make_windows(count).batches(0, 1, global_batch, seed)
-    other.load_state_dict(state)
     with pytest.raises(MismatchError, match=field):
-        next(other)
+        other.load_state_dict(state)
+
+
+@pytest.mark.parametrize("wrapped", ["_sampler_iter_state", "fetcher_state"])
+def test_a_state_within_that_of_a_loader_is_found(wrapped):
+    batches = make_windows(13).batches(0, 1, 4, seed=5)
+    whole = take(batches, 5)
+    state = make_windows(13).batches(0, 1, 4, seed=5).state_dict() | {"step": 3}
+    loader = {"_sampler_iter_state": None, "fetcher_state": None, "_num_yielded": 3}
+    inner = {"dataset_iter_state": state} if wrapped == "fetcher_state" else state
+    batches.load_state_dict(loader | {wrapped: inner})
+    assert all(torch.equal(a, b) for a, b in zip(whole[3:], take(batches, 2), strict=True))
 
 
 def test_iterating_again_goes_on():

@@ -1,4 +1,4 @@
-"""What to train on: corpora, tokenizers, and the batches that each worker reads."""
+"""Training data: corpora, tokenizers and the batches of each worker."""
 
 from thinwire.train.data.loading import Data, LoadedData
 

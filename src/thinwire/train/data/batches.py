@@ -2,8 +2,8 @@
 
 Sample g of a run is a pure function of the seed: epoch e = g // windows, and in it the window
 permutation(seed, e)[g % windows]. Step t of a global batch of B rows takes samples t*B to
-(t+1)*B - 1, of which worker k of K takes the k-th block of B/K. Thus all numbers of workers see
-equal global batches, and where a run stands is one number, t.
+(t+1)*B - 1, of which worker k of K takes the k-th block of B/K. So the global batches do not depend
+on the number of workers, and the position of a run is one number, t.
 
 Elastic workers, whose number changes, read numbered shares of the same order instead, each share
 exactly once. A worker reads b rows at a step for a round of H steps: the b H samples of share s are
@@ -15,23 +15,17 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import warnings
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
 
 from thinwire.errors import CorpusError, MismatchError
-
-if TYPE_CHECKING:
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
 
 Tokens = npt.NDArray[Any]
 
@@ -62,21 +56,23 @@ def _permutation(windows: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     return order
 
 
-def check_matches(state: dict[str, Any], expected: dict[str, int]) -> None:
-    """Raise `MismatchError` if a state was taken from other batches than it is loaded into."""
+def check_matches(state: dict[str, Any], expected: dict[str, int]) -> dict[str, Any]:
+    """`state`, or raise `MismatchError` if it is of other batches than it is loaded into."""
+    # Checkpoints of 0.2 have the state of a torchdata loader around it.
+    stream = state.get("fetcher_state") or {}
+    state = state.get("_sampler_iter_state") or stream.get("dataset_iter_state") or state
     for name, value in expected.items():
         if state.get(name) != value:
-            raise MismatchError(
-                "go on with the batches of the checkpoint",
-                because=f"{name} was {state.get(name)} there and is {value} here",
-                do=f"resume with the {name} of the checkpoint, or start afresh",
-            )
+            because = f"{name} was {state.get(name)} and is {value} now"
+            do = f"resume with the {name} of the checkpoint, or start afresh"
+            raise MismatchError("resume the batches of the checkpoint", because=because, do=do)
+    return state
 
 
-class Windows(Dataset[Tensor]):
+class Windows:
     """Windows of `sequence_length + 1` tokens that do not overlap.
 
-    A window lies within one array: what is left at an array's end is dropped.
+    A window is within one array: the rest at an array's end is dropped.
 
     Args:
         tokens: an array of token ids, [tokens], or several; memory-mapped ones stay so.
@@ -97,11 +93,9 @@ class Windows(Dataset[Tensor]):
         self._ends = list(accumulate(array.size // self.width for array in self._arrays))
         if not len(self):
             size = sum(array.size for array in self._arrays)
-            raise CorpusError(
-                f"cut windows of {self.width} tokens",
-                because=f"there are {size} tokens",
-                do=f"pass at least {self.width} tokens, or a shorter sequence_length",
-            )
+            what = f"cut windows of {self.width} tokens"
+            do = f"pass at least {self.width} tokens, or a shorter sequence_length"
+            raise CorpusError(what, because=f"there are {size} tokens", do=do)
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -131,12 +125,9 @@ class Windows(Dataset[Tensor]):
             workers: K.
             global_batch: B, rows over all workers; a multiple of K.
             seed: of the order of the windows, the same on all workers.
-
         """
-        rows = global_batch // workers
-        blocks = lambda: _Blocks(len(self), worker * rows, rows, global_batch, seed)  # noqa: E731
-        # Whole batches come back from `__getitems__`: nothing is left to collate.
-        return worker_batches(self, batch_sampler=Restarting(blocks), collate_fn=lambda b: b)
+        rows, first = global_batch // workers, worker * (global_batch // workers)
+        return WorkerBatches(self, first=first, rows=rows, global_batch=global_batch, seed=seed)
 
     def shares(self, rows: int, sync_every: int, seed: int) -> Shares:
         """The same samples in numbered shares, for elastic workers.
@@ -150,77 +141,41 @@ class Windows(Dataset[Tensor]):
 
 
 class WorkerBatches(Iterator[Tensor]):
-    """Batches of one worker, with a state from which they can be resumed.
+    """Endless batches of one worker, with a state from which they resume.
 
-    Iterating again goes on; it does not start over.
+    Args:
+        windows: to read.
+        first: row of the global batch with which this worker's rows begin.
+        rows: of this worker, B/K.
+        global_batch: B.
+        seed: of the order.
     """
 
-    def __init__(self, loader: StatefulDataLoader[Tensor]) -> None:
-        self._loader = loader
-        self._iterator: Iterator[Tensor] | None = None
+    def __init__(
+        self, windows: Windows, *, first: int, rows: int, global_batch: int, seed: int
+    ) -> None:
+        self._windows, self._first, self._rows, self._step = windows, first, rows, 0
+        # Without the number of workers, which may change when a run is resumed.
+        self._identity = {"windows": len(windows), "global_batch": global_batch, "seed": seed}
 
     def __next__(self) -> Tensor:
-        if self._iterator is None:
-            self._iterator = iter(self._loader)
-        return next(self._iterator)
-
-    def state_dict(self) -> dict[str, Any]:
-        """How far the batches were read: numbers, strings and tensors, for `torch.save`."""
-        return self._loader.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where `state` was taken.
-
-        Raises:
-            MismatchError: it was taken from other batches: another seed, say; raised by the next
-                batch or `state_dict`.
-        """
-        self._loader.load_state_dict(state)
-        self._iterator = None
-
-
-def worker_batches(dataset: Dataset[Tensor], **options: Any) -> WorkerBatches:
-    """`dataset` behind a `torchdata.stateful_dataloader.StatefulDataLoader` with `options`."""
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    with warnings.catch_warnings():
-        # torchdata 0.11 calls a function that torch 2.13 deprecates.
-        warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
-        # The loader draws a number when iteration starts: not from torch's global generator, on
-        # which the model's own draws depend.
-        return WorkerBatches(StatefulDataLoader(dataset, generator=torch.Generator(), **options))
-
-
-class Restarting(IterableDataset[Any]):
-    """What `make` returns, anew whenever iteration starts; only its iterators hold state."""
-
-    def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
-        self._make = make
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._make()
-
-
-class _Blocks(Iterator[list[int]]):
-    """The window numbers of one worker's batches, endless."""
-
-    def __init__(self, windows: int, first: int, rows: int, global_batch: int, seed: int) -> None:
-        # Not the workers: after a resume there may be more of them.
-        self._identity = {"windows": windows, "global_batch": global_batch, "seed": seed}
-        self._first, self._rows, self._step = first, rows, 0
-
-    def __next__(self) -> list[int]:
         start = self._step * self._identity["global_batch"] + self._first
         self._step += 1
         windows, seed = self._identity["windows"], self._identity["seed"]
-        return window_order(start, start + self._rows, windows, seed).tolist()
+        order = window_order(start, start + self._rows, windows, seed)
+        return self._windows.__getitems__(order.tolist())
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
+        """Number of batches read, and what they depend on."""
         return {"step": self._step, **self._identity}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        check_matches(state, self._identity)
-        self._step = state["step"]
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume after the batches of `state`.
+
+        Raises:
+            MismatchError: it is of other batches, of another seed for example.
+        """
+        self._step = check_matches(state, self._identity)["step"]
 
 
 def validation_windows(

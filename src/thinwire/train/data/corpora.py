@@ -1,4 +1,4 @@
-"""Where the text comes from: this machine's own source files, files, token shards, a hub stream."""
+"""Corpora: Python source files of this machine, files, token shards, and streams of the hub."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 SEPARATOR = b"\0"
-"""What follows every document of a text corpus."""
+"""End of every document of a text corpus."""
 
 _WHOLE_BYTES = 256 * 2**20
 _BLOCK_BYTES = 64 * 2**10
@@ -38,9 +38,9 @@ class TextCorpus:
     """Documents as bytes, each followed by one zero byte.
 
     Args:
-        name: what the user asked for.
+        name: as the user wrote it.
         train: uint8, [bytes].
-        validation: uint8, [bytes], of documents that `train` does not hold.
+        validation: uint8, [bytes], of other documents.
     """
 
     name: str
@@ -53,7 +53,7 @@ class StreamCorpus:
     """Rows with a column "text" that arrive one after the other.
 
     Args:
-        name: what the user asked for.
+        name: as the user wrote it.
         train: the rows to train on.
         validation: rows that the publisher held out; None without any.
     """
@@ -66,8 +66,8 @@ class StreamCorpus:
 def fingerprint(arrays: Iterable[npt.NDArray[Any]]) -> str:
     """SHA-256 of arrays, hexadecimal: equal contents in equal order, equal fingerprint.
 
-    Above 256 MiB in all it reads sizes and 64 evenly spaced blocks of 64 KiB an array: shards of
-    tens of gigabytes are told apart without being read.
+    Above 256 MiB in total, it reads only sizes and 64 evenly spaced blocks of 64 KiB of each array:
+    shards of tens of gigabytes are distinguished without being read.
 
     >>> fingerprint([np.arange(3, dtype=np.uint8)])[:16]
     'c571a8d02cea1db4'
@@ -91,23 +91,23 @@ def _blocks(raw: Bytes) -> Iterator[Bytes]:
 
 
 def is_validation(key: str) -> bool:
-    """Whether the document called `key` is held out: md5(key) mod 20 = 0, about 5 %.
+    """True if the document `key` is held out: md5(key) mod 20 = 0, about 5 %.
 
     >>> [is_validation(key) for key in ("abc.py", "os.py", "opcode.py")]
     [False, False, False]
     """
-    # Not `hash()`: that one is salted in every process, and workers must agree.
+    # Not `hash()`, which differs between processes: workers must agree.
     return int(hashlib.md5(key.encode(), usedforsecurity=False).hexdigest(), 16) % ONE_IN == 0
 
 
 def split_documents(name: str, documents: Iterable[tuple[str, bytes]]) -> TextCorpus:
     """Sorts (key, text) pairs into train and validation.
 
-    Where the hash leaves one side empty (few documents), the last 5 % of the bytes of the whole
-    are validation.
+    If the hash leaves one side empty, as it may with few documents, the last 5 % of all bytes are
+    for validation.
 
     Raises:
-        CorpusError: there is no text at all.
+        CorpusError: there is no text.
     """
     sides: tuple[list[bytes], list[bytes]] = ([], [])
     for key, text in documents:
@@ -133,12 +133,12 @@ def _cut(text: Bytes) -> tuple[Bytes, Bytes]:
 
 # -- text in files ---------------------------------------------------------------------------------
 
-# Character maps, the help texts that pydoc carries, and generated files above 400 kB are tables
-# in the clothes of source: a model learns their format by heart and its loss means nothing.
+# Character maps, the help texts of pydoc, and generated files above 400 kB are tables: a model
+# memorises their format, and its loss has no meaning.
 _TABLES = frozenset({"encodings", "pydoc_data"})
 _LARGEST_BYTES = 400_000
 
-# Others install into these; the standard library is what is left.
+# Not part of the standard library.
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
@@ -159,9 +159,9 @@ def source_corpus(
     """The .py files under `roots` in sorted order, split by their relative path.
 
     Args:
-        name: what the corpus is called in errors.
+        name: of the corpus, for errors.
         roots: folders, read one after the other.
-        without: names of folders that are left out, with all that is in them.
+        without: names of folders that are left out.
 
     Raises:
         CorpusError: there is no such file, or one cannot be read.
@@ -177,18 +177,16 @@ def _source_files(
         for folder, folders, files in os.walk(root):
             folders[:] = [each for each in folders if each not in without]
             for file in (Path(folder, each) for each in files if each.endswith(".py")):
-                # A link that leads nowhere is not a file: editors leave such locks behind.
+                # A broken link is not a file: editors leave such locks behind.
                 if file.is_file() and file.stat().st_size <= _LARGEST_BYTES:
                     found[file.relative_to(root).as_posix()] = file
         for key in sorted(found):
             try:
                 yield key, found[key].read_bytes()
             except OSError as error:
-                raise CorpusError(
-                    f"read corpus {name!r}",
-                    because=f"{found[key]} cannot be read: {error}",
-                    do="make the file readable, or name another corpus",
-                ) from error
+                because = f"{found[key]} cannot be read: {error}"
+                do = "make the file readable, or name another corpus"
+                raise CorpusError(f"read corpus {name!r}", because=because, do=do) from error
 
 
 _ROWS = 1_000
@@ -197,7 +195,7 @@ _READERS: Mapping[str, tuple[str, dict[str, Any]]] = MappingProxyType(
     {
         ".txt": ("text", {"sample_by": "document"}),
         ".jsonl": ("json", {}),
-        # Else it takes the size of the first row group, and fails over a file of no rows.
+        # The default, the size of the first row group, fails for a file without rows.
         ".parquet": ("parquet", {"batch_size": _ROWS}),
     }
 )
@@ -223,7 +221,7 @@ def document_corpus(name: str, root: Path, files: Sequence[Path]) -> TextCorpus:
 
 def _texts(name: str, file: Path) -> Iterator[bytes]:
     try:
-        # `datasets` stumbles over files of no bytes: there is no first row to guess columns from.
+        # `datasets` fails for an empty file, which has no first row to infer columns from.
         for batch in _batches(file) if file.stat().st_size else ():
             if "text" not in batch:
                 raise ValueError(f'it has no column "text", only {sorted(batch)}')
@@ -232,20 +230,17 @@ def _texts(name: str, file: Path) -> Iterator[bytes]:
                     raise ValueError(f'its column "text" holds {text!r}, which is no string')
                 yield text.encode()
     except (OSError, ValueError, RuntimeError) as error:
-        raise CorpusError(
-            f"read corpus {name!r}",
-            because=f"{file} cannot be read: {error}",
-            do='pass UTF-8 text in .txt, or rows with a string "text" in .jsonl or .parquet',
-        ) from error
+        what = f"read corpus {name!r}"
+        do = 'pass UTF-8 text in .txt, or rows with a string "text" in .jsonl or .parquet'
+        raise CorpusError(what, because=f"{file} cannot be read: {error}", do=do) from error
 
 
 def _batches(file: Path) -> Iterator[dict[str, list[Any]]]:
     module, options = _READERS[file.suffix]
-    # The readers below `load_dataset`, because that reports every use to the hub, which is slow
-    # without a network and unwanted with one.
+    # Not `load_dataset`, which reports every use to the hub: slow without a network, and unwanted.
     reader: Any = getattr(import_module(f"datasets.io.{module}"), f"{module.title()}DatasetReader")
-    # Streaming a local file reads it in place, without a copy that could go stale; all that would
-    # stay in the cache is a lock for every file.
+    # Streaming reads a local file in place, without a copy that could become stale; only a lock for
+    # every file would stay in the cache.
     with tempfile.TemporaryDirectory() as cache:
         path = glob.escape(str(file.resolve()))
         rows = reader(path, split="train", streaming=True, cache_dir=cache, **options).read()
@@ -257,7 +252,7 @@ def _batches(file: Path) -> Iterator[dict[str, list[Any]]]:
 KNOWN_CORPORA: Mapping[str, Callable[[str], TextCorpus]] = MappingProxyType(
     {"python-stdlib": python_stdlib, "site-packages": site_packages}
 )
-"""The corpora that every machine has, by name."""
+"""Corpora of every machine, by name."""
 
 _SHARD = ".bin"
 _SUFFIXES = _READERS.keys() | {_SHARD}
@@ -294,7 +289,7 @@ def _read_path(name: str, path: Path) -> TextCorpus | TokenCorpus:
         root, files = path.parent, [path]
     shards = [file for file in files if file.suffix == _SHARD]
     texts = [file for file in files if file.suffix in _READERS]
-    # nanoGPT leaves the text that train.bin was made from next to it: shards come first.
+    # nanoGPT leaves the text next to the train.bin that it made from it: shards come first.
     if shards:
         return shard_corpus(name, root, shards)
     if texts:
@@ -308,7 +303,7 @@ _NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether `name` reads as `organisation/name` or `organisation/name:configuration`.
+    """True if `name` is `organisation/name` or `organisation/name:configuration`.
 
     >>> is_hub_name("org/data:10BT"), is_hub_name("org"), is_hub_name("../data")
     (True, False, False)
@@ -328,11 +323,9 @@ def hub_corpus(name: str) -> StreamCorpus:
     try:
         splits: Any = load_dataset(repository, configuration or None, streaming=True)
     except Exception as error:  # the hub, httpx, fsspec and pyarrow each have a tree of their own
-        raise CorpusError(
-            f"stream corpus {name!r}",
-            because=f"the hub did not answer with it: {error}",
-            do="check the name and the network, or name a local corpus such as python-stdlib",
-        ) from error
+        because = f"the hub did not answer with it: {error}"
+        do = "check the name and the network, or name a local corpus such as python-stdlib"
+        raise CorpusError(f"stream corpus {name!r}", because=because, do=do) from error
     return stream_corpus(name, splits)
 
 
@@ -343,10 +336,8 @@ def stream_corpus(name: str, splits: Mapping[str, IterableDataset]) -> StreamCor
         CorpusError: there is no split "train".
     """
     if "train" not in splits:
-        raise CorpusError(
-            f"stream corpus {name!r}",
-            because=f'it has no split "train", only {sorted(splits)}',
-            do="name a corpus, or a configuration of it, that has one",
-        )
+        what = f"stream corpus {name!r}"
+        do = "name a corpus, or a configuration of it, that has one"
+        raise CorpusError(what, because=f'it has no split "train", only {sorted(splits)}', do=do)
     validation = splits.get("validation", splits.get("test"))
     return StreamCorpus(name=name, train=splits["train"], validation=validation)

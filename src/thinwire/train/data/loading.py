@@ -1,4 +1,4 @@
-"""What a run trains on: described, and loaded when the run begins."""
+"""Description of the training data, loaded when a run begins."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _NO_TEXT = np.empty(0, dtype=np.uint8)
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """What to train on.
+    """Description of the training data.
 
     Args:
         corpus: python-stdlib, site-packages, a path (.txt, .jsonl, .parquet, .bin, or a folder of
             them), or a hub name `org/name[:configuration]`.
-        tokenizer: "bytes"; "bpe:4096", trained on the corpus; "ids:50304", the vocabulary of token
-            shards, for which "bytes" stands when the corpus is `.bin`; or a folder or hub name.
+        tokenizer: "bytes", which is "ids:50304" for a corpus of `.bin`; "bpe:4096", trained on the
+            corpus; "ids:N", the vocabulary of token shards; or a folder or hub name.
         sequence_length: T, tokens; windows have one more.
         validation_sequences: windows to validate on, at most.
 
@@ -43,11 +43,8 @@ class Data:
     def __post_init__(self) -> None:
         for name in ("sequence_length", "validation_sequences"):
             if getattr(self, name) < 1:
-                raise ConfigurationError(
-                    "describe the data",
-                    because=f"{name} is {getattr(self, name)}",
-                    do=f"pass {name} >= 1",
-                )
+                what, because = "describe the data", f"{name} is {getattr(self, name)}"
+                raise ConfigurationError(what, because=because, do=f"pass {name} >= 1")
 
     def load(self) -> LoadedData:
         """Find the corpus, read and tokenise it.
@@ -67,11 +64,9 @@ class Data:
                 tokenizer = load_tokenizer(self.tokenizer, text=None)
                 loaded = _cut(self, tokenizer, corpus.train, corpus.validation)
                 if (largest := int(loaded.validation.max())) >= loaded.vocab_size:
-                    raise CorpusError(
-                        f"read corpus {self.corpus!r} with a vocabulary of {loaded.vocab_size}",
-                        because=f"it holds token {largest}",
-                        do=f"pass tokenizer 'ids:{largest + 1}' or more",
-                    )
+                    what = f"read corpus {self.corpus!r} with a vocabulary of {loaded.vocab_size}"
+                    do = f"pass tokenizer 'ids:{largest + 1}' or more"
+                    raise CorpusError(what, because=f"it holds token {largest}", do=do)
                 return loaded
             case StreamCorpus() as corpus:
                 return load_stream(self, corpus)
@@ -82,9 +77,9 @@ class LoadedData:
     """A corpus, tokenised and cut into windows.
 
     Args:
-        tokenizer: what made the tokens.
-        training: windows to train on; its `batches` and `shares` are what workers read.
-        validation: int64, [n, sequence_length + 1]; no document of it is trained on.
+        tokenizer: of the tokens.
+        training: windows to train on; workers read its `batches` or `shares`.
+        validation: int64, [n, sequence_length + 1], of documents that are not trained on.
         fingerprint: hexadecimal; equal for equal tokens on both sides. That of a stream depends
             on its name and validation side only.
     """
@@ -101,21 +96,19 @@ class LoadedData:
 
 
 def load_stream(data: Data, corpus: StreamCorpus) -> LoadedData:
-    """What `Data.load` does with a stream.
+    """Load a stream.
 
-    Its held-out split is for validation; without one, its first documents are, which are then left
-    out of training.
+    Validates on its held-out split; without one, on its first documents, which are then left out of
+    training.
 
     Raises:
         CorpusError: a row has no text, or there is too little of it.
         ConfigurationError: the tokenizer would have to be trained on the stream.
     """
     if data.tokenizer.startswith("bpe:"):
-        raise ConfigurationError(
-            f"train tokenizer {data.tokenizer!r} on {corpus.name!r}",
-            because="a stream is read piece by piece, and a BPE is trained on the whole text",
-            do="pass 'bytes', a folder or a hub name",
-        )
+        what = f"train tokenizer {data.tokenizer!r} on {corpus.name!r}"
+        because = "a stream is read piece by piece, and a BPE is trained on the whole text"
+        raise ConfigurationError(what, because=because, do="pass 'bytes', a folder or a hub name")
     tokenizer = load_tokenizer(data.tokenizer, text=_NO_TEXT)
     needed = data.validation_sequences * (data.sequence_length + 1)
     rows = corpus.train if corpus.validation is None else corpus.validation
@@ -148,8 +141,7 @@ def _require(data: Data, side: str, arrays: Iterable[Tokens], windows: int) -> N
     width = data.sequence_length + 1
     sizes = [array.size for array in arrays]
     if sum(size // width for size in sizes) < windows:
-        raise CorpusError(
-            f"cut the {side} side of corpus {data.corpus!r} into windows of {width} tokens",
-            because=f"it has {sum(sizes)} tokens and needs {windows * width}",
-            do="pass a larger corpus or a smaller sequence_length",
-        )
+        what = f"cut the {side} side of corpus {data.corpus!r} into windows of {width} tokens"
+        because = f"it has {sum(sizes)} tokens and needs {windows * width}"
+        do = "pass a larger corpus or a smaller sequence_length"
+        raise CorpusError(what, because=because, do=do)

@@ -24,12 +24,12 @@ _TOKEN = np.dtype("<u2")
 
 @dataclass(frozen=True, kw_only=True)
 class TokenCorpus:
-    """Shards of text that was tokenised before.
+    """Shards of tokens.
 
     Args:
-        name: what the user asked for.
+        name: as the user wrote it.
         train: uint16 arrays, [tokens] each, memory-mapped.
-        validation: likewise.
+        validation: uint16 arrays, [tokens] each, memory-mapped.
     """
 
     name: str
@@ -38,7 +38,7 @@ class TokenCorpus:
 
 
 def tail(length: int) -> int:
-    """Where the last 5 % of `length` items begin; at least one item is in them.
+    """Start of the last 5 % of `length` items, of which there is at least one.
 
     >>> tail(100), tail(1)
     (95, 0)
@@ -47,11 +47,11 @@ def tail(length: int) -> int:
 
 
 def shard_corpus(name: str, root: Path, files: Sequence[Path]) -> TokenCorpus:
-    """The tokens in `files`: what is named "train" trains, what is named "val" validates.
+    """The tokens in `files`: names with "train" are for training, names with "val" for validation.
 
-    Where no file is named "train", all that are not named "val" train; with a "train" among them,
-    files that are named neither (a test set, say) are left out. Where no file is named "val", the
-    last 5 % of the last shard are validation.
+    Without a name with "train", all without "val" are for training; otherwise files with neither,
+    such as a test set, are left out. Without a name with "val", the last 5 % of the last shard are
+    for validation.
 
     Raises:
         CorpusError: a shard is malformed, or all of them are validation.
@@ -87,8 +87,8 @@ def read_shard(file: Path) -> npt.NDArray[Any]:
     if raw is None or size % _TOKEN.itemsize:
         raise _malformed(file, f"it has {size} bytes", "pass a whole shard of uint16 tokens")
     header = raw[:_HEADER_BYTES].view("<i4") if size >= _HEADER_BYTES else None
-    # Files of nanoGPT have no magic number, so a wrong one cannot be told from tokens by itself;
-    # but 253 zeros behind three numbers are no text in any vocabulary.
+    # Files of nanoGPT have no magic number, so a wrong one looks like tokens; but 253 zeros behind
+    # three numbers are no text in any vocabulary.
     if header is None or not (int(header[0]) == _MAGIC or not header[_FIELDS:].any()):
         return raw.view(_TOKEN)
     tokens = raw[_HEADER_BYTES:].view(_TOKEN)
@@ -98,7 +98,7 @@ def read_shard(file: Path) -> npt.NDArray[Any]:
     if version != _VERSION:
         raise _malformed(file, f"its version is {version}, not {_VERSION}", _REWRITE)
     if count != tokens.size:
-        promised = f"its header promises {count} tokens and {tokens.size} are there"
+        promised = f"its header promises {count} tokens and it has {tokens.size}"
         raise _malformed(file, promised, "fetch it again")
     return tokens
 

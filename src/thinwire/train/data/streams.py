@@ -1,8 +1,8 @@
 """Batches from a stream: documents that arrive one after the other, packed end to end.
 
-A stream has no length and no index, so step t of it is no pure function of (seed, t): worker k
-reads its own share of the rows (`datasets.distributed.split_dataset_by_node`), in the order in
-which they were published, over and over. K workers do not see the global batches that one would.
+A stream has no length and no index, so step t is no pure function of (seed, t). Worker k reads its
+share of the rows (`datasets.distributed.split_dataset_by_node`) in their published order, again and
+again. K workers do not see the global batches of one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import ConfigurationError, CorpusError
-from thinwire.train.data.batches import Restarting, WorkerBatches, check_matches, worker_batches
+from thinwire.train.data.batches import check_matches
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
@@ -48,7 +48,7 @@ class StreamWindows:
     sequence_length: int
     held_out: frozenset[bytes]
 
-    def batches(self, worker: int, workers: int, global_batch: int, seed: int) -> WorkerBatches:
+    def batches(self, worker: int, workers: int, global_batch: int, seed: int) -> StreamBatches:
         """Endless batches of worker `worker` of `workers`: int64, [B/K, sequence_length + 1].
 
         Args:
@@ -62,24 +62,28 @@ class StreamWindows:
         """
         del seed
         identity = {"worker": worker, "workers": workers, "rows": global_batch // workers}
-        return worker_batches(Restarting(lambda: _Packed(self, identity)), batch_size=None)
+        return StreamBatches(self, identity)
 
     def shares(self, rows: int, sync_every: int, seed: int) -> Shares:
         """Raise `ConfigurationError`: a stream has no numbered shares."""
         del rows, sync_every, seed
-        raise ConfigurationError(
-            "join a run on a stream",
-            because="workers that join and leave read shares of the data, and a stream has none",
-            do="download the corpus and pass its files",
-        )
+        what = "join a run on a stream"
+        because = "workers that join and leave read shares of the data, and a stream has none"
+        raise ConfigurationError(what, because=because, do="download the corpus and pass its files")
 
 
-class _Packed(Iterator[Tensor]):
-    """Holds an epoch's stream, and the tokens of the last document that no batch has used yet."""
+class StreamBatches(Iterator[Tensor]):
+    """Endless batches of one worker's share of a stream, with a state from which they resume.
+
+    Args:
+        windows: to read.
+        identity: worker, workers and rows.
+    """
 
     def __init__(self, windows: StreamWindows, identity: dict[str, int]) -> None:
         self._windows = windows
         self._identity = identity
+        # Tokens of the last document that no batch has used yet.
         self._pending = np.empty(0, dtype=np.int64)
         self._start_epoch()
 
@@ -101,16 +105,14 @@ class _Packed(Iterator[Tensor]):
                 if text_digest(text) not in self._windows.held_out:
                     return self._windows.encode(text + _END)
         worker, workers = self._identity["worker"], self._identity["workers"]
-        raise CorpusError(
-            f"stream text to worker {worker} of {workers}",
-            because="its share of the stream holds no document outside of validation",
-            do="use fewer workers, fewer validation sequences, or a larger corpus",
-        )
+        because = "its share of the stream holds no document outside of validation"
+        do = "use fewer workers, fewer validation sequences, or a larger corpus"
+        raise CorpusError(f"stream text to worker {worker} of {workers}", because=because, do=do)
 
     def _start_epoch(self, state: dict[str, Any] | None = None) -> None:
         from datasets.distributed import split_dataset_by_node
 
-        # A new stream for every epoch: a resumed one would start each epoch where it was resumed.
+        # A new stream for every epoch: a resumed one would start each epoch at the resumed place.
         self._stream = split_dataset_by_node(
             self._windows.stream, self._identity["worker"], self._identity["workers"]
         )
@@ -119,11 +121,17 @@ class _Packed(Iterator[Tensor]):
         self._texts = _texts(self._stream)
 
     def state_dict(self) -> dict[str, Any]:
+        """Place in the stream, unused tokens, and what the batches depend on."""
         pending = torch.from_numpy(self._pending)
         return {"stream": self._stream.state_dict(), "pending": pending, **self._identity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        check_matches(state, self._identity)
+        """Resume after the batches of `state`.
+
+        Raises:
+            MismatchError: it is of other batches.
+        """
+        state = check_matches(state, self._identity)
         self._pending = state["pending"].numpy()
         self._start_epoch(state["stream"])
 
@@ -153,7 +161,7 @@ def first_documents(
 
 
 def text_digest(text: bytes) -> bytes:
-    """16 bytes by which a document is recognised.
+    """16 bytes that identify a document.
 
     >>> text_digest(b"once").hex()
     'f4323a87ed2b0d8832bdb0bf6c846221'
@@ -165,10 +173,8 @@ def _texts(rows: Iterable[dict[str, Any]]) -> Iterator[bytes]:
     for row in rows:
         text = row.get("text")
         if not isinstance(text, str):
-            raise CorpusError(
-                "read a row of the stream",
-                because=f'its columns are {sorted(row)} and "text" is {text!r:.40}',
-                do='name a corpus whose rows have a string "text"',
-            )
+            because = f'its columns are {sorted(row)} and "text" is {text!r:.40}'
+            do = 'name a corpus whose rows have a string "text"'
+            raise CorpusError("read a row of the stream", because=because, do=do)
         if text:
             yield text.encode()

@@ -39,7 +39,7 @@ class Tokenizer(ABC):
         """The token ids of `text`: uint8, uint16 or int32, [tokens]."""
 
     def save(self, folder: str | Path) -> None:
-        """Write what `transformers.AutoTokenizer` needs; nothing where it has no such tokenizer."""
+        """Write the files of `transformers.AutoTokenizer`; nothing without such a tokenizer."""
         del folder
 
 
@@ -59,19 +59,16 @@ class ByteTokenizer(Tokenizer):
 
 
 class TokenIds(Tokenizer):
-    """The vocabulary of a corpus that came as tokens: only its size is known."""
+    """The vocabulary of a corpus of tokens, of which only the size is known."""
 
     def __init__(self, vocab_size: int) -> None:
         self.name = f"ids:{vocab_size}"
         self.vocab_size = vocab_size
 
     def encode(self, text: bytes | str) -> Tokens:
-        """Raise `CorpusError`: the tokenizer that made the tokens is not known."""
-        raise CorpusError(
-            f"encode {len(text)} characters",
-            because="the corpus came as tokens, without its tokenizer",
-            do="name the tokenizer that made them",
-        )
+        """Raise `CorpusError`: the tokenizer of the corpus is unknown."""
+        what, do = f"encode {len(text)} characters", "name the tokenizer that made them"
+        raise CorpusError(what, because="the corpus came as tokens, without its tokenizer", do=do)
 
 
 class TrainedTokenizer(Tokenizer):
@@ -158,11 +155,9 @@ def load_tokenizer(name: str, *, text: Text | None, key: str = "") -> Tokenizer:
     try:
         return PretrainedTokenizer(name, AutoTokenizer.from_pretrained(name))
     except Exception as error:  # transformers, the hub and httpx each have a tree of their own
-        raise CorpusError(
-            f"load tokenizer {name!r}",
-            because=f"transformers did not find it: {error}",
-            do="pass 'bytes', 'bpe:4096', a folder with tokenizer.json, or a hub name",
-        ) from error
+        what = f"load tokenizer {name!r}"
+        do = "pass 'bytes', 'bpe:4096', a folder with tokenizer.json, or a hub name"
+        raise CorpusError(what, because=f"transformers did not find it: {error}", do=do) from error
 
 
 def _vocabulary(name: str, size: str, *, at_least: int) -> int:
@@ -186,7 +181,7 @@ def _concatenate(ids: Iterable[list[int]], vocab_size: int) -> Tokens:
 
 
 SEPARATOR = "\0"
-"""What follows every document of a corpus: a token of its own."""
+"""End of every document of a corpus, which is one token."""
 
 _PIECE_BYTES = 2**20
 _SAMPLE_BYTES = 8 * 2**20
@@ -221,7 +216,7 @@ def train_bpe(text: Text, vocab_size: int) -> Bpe:
 
 
 def cache_folder() -> Path:
-    """Where trained tokenizers are kept: $THINWIRE_CACHE, or ~/.cache/thinwire."""
+    """Folder of trained tokenizers: $THINWIRE_CACHE, or ~/.cache/thinwire."""
     return Path(os.environ.get("THINWIRE_CACHE") or "~/.cache/thinwire").expanduser()
 
 
@@ -246,11 +241,9 @@ def cached_bpe(text: Text, vocab_size: int, key: str) -> Bpe:
             )
         return Bpe.from_file(str(path))
     except Exception as error:  # `tokenizers` raises bare Exceptions
-        raise CorpusError(
-            f"keep a BPE of {vocab_size} tokens",
-            because=f"{path} cannot be written or read: {error}",
-            do="delete the file, or point THINWIRE_CACHE at a folder that can be written",
-        ) from error
+        because = f"{path} cannot be written or read: {error}"
+        do = "delete the file, or point THINWIRE_CACHE at a folder that can be written"
+        raise CorpusError(f"keep a BPE of {vocab_size} tokens", because=because, do=do) from error
 
 
 def pieces(text: bytes) -> Iterator[str]:
