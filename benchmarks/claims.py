@@ -160,7 +160,7 @@ def _check(comparison: Comparison, out: Path) -> None:
 def result(setting: Setting, comparison: Comparison, kept: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that is committed; of arms that did not run now, what `kept` has of them."""
     # All rows have runs: a comparison with problems is refused before.
-    variants = {row.spec.text: row.variant for row in comparison.rows if row.variant}
+    variants = {row.spec.method: row.variant for row in comparison.rows if row.variant}
     configs = {
         arm: config for arm, config in arms(setting).items() if _is_there(arm, variants, kept)
     }

@@ -23,7 +23,7 @@ RUN = """accumulate checkpoint-steps clip-norm compile corpus device evaluate-st
     workers """
 FLAGS = {
     "train": RUN + "method resume seed tensorboard trackio wandb",
-    "compare": RUN + "baseline bits density experiment jobs methods seeds tune",
+    "compare": RUN + "baseline experiment jobs methods seeds tune",
     "plan": """accelerator accelerators-per-worker bandwidth decode-time down egress-price
         elastic encode-time from get-price json latency layers methods mfu model parameters
         put-price sealed step-time sync-every target tokens tokens-per-step topology
@@ -200,8 +200,7 @@ def test_compare_searches_rates(tmp_path, capsys) -> None:
         (["compare", "--methods", "ddp,nope"], "nope"),
         (["compare", "--seeds", "0,x"], "--seeds '0,x'"),
         (["compare", "--workers", "1,"], "--workers '1,'"),
-        (["compare", "--density", "1/0"], "--density '1/0'"),
-        (["compare", "--bits", "3", "--methods", "muloco"], "3 bits"),
+        (["compare", "--methods", "muloco:bits=3"], "3 bits"),
         (["compare", "--jobs", "0"], "0 jobs"),
         (["compare", "--baseline", "dilco"], "'dilco'"),
         (["compare", "--experiment", "missing.py:f"], "missing.py:f"),

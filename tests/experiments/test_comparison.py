@@ -67,8 +67,6 @@ SEARCH = {"seeds": (0, 1), "tuning": Tuning(candidates={"": RATES})}
     [
         ({"methods": ()}, "methods is empty"),
         ({"seeds": ()}, "seeds is empty"),
-        ({"methods": ("diloco",), "bits": (2,)}, "none of diloco has a bits"),
-        ({"methods": ("diloco",), "density": (0.1,)}, "has a density"),
         ({"workers": (3,)}, "global batch of 16"),
         ({"workers": (4, 0)}, "workers=0"),
         ({"sync_every": (0,)}, "sync_every=0"),
@@ -116,7 +114,7 @@ def test_finished_runs_are_kept_and_differences_are_paired(tmp_path) -> None:
 
 
 def test_a_baseline_lies_at_the_same_place_of_the_grid(tmp_path) -> None:
-    grid = {"methods": ("ddp", "diloco", "muloco"), "workers": (2, 4), "bits": (2, 4)}
+    grid = {"methods": ("ddp", "diloco", "muloco:bits=2", "muloco:bits=4"), "workers": (2, 4)}
     found = compared(tmp_path, **grid).baselines
     assert found["muloco:bits=4 K=2"] == "diloco K=2"
     assert found["ddp K=4"] == "diloco K=4"
@@ -283,15 +281,12 @@ def test_rows_and_folders_of_a_grid_and_single_values_leave_names_as_they_were()
 
 
 def test_what_has_no_meaning_for_a_method_is_one_row() -> None:
-    grid = {"sync_every": (5, 15), "outer_lr": (0.7, 1.0), "bits": (2, 4), "density": (1 / 32,)}
+    grid = {"sync_every": (5, 15), "outer_lr": (0.7, 1.0)}
     assert labels(methods=("ddp",), sync_every=(5, 15), outer_lr=(0.7, 1.0)) == ["ddp"]
-    found = labels(methods=("ddp", "diloco", "muloco", "sparseloco"), **grid)
-    assert len(found) == len(set(found)) == 1 + 4 + 8 + 4
+    found = labels(methods=("ddp", "diloco", "muloco:bits=4"), **grid)
+    assert len(found) == len(set(found)) == 1 + 4 + 4
     assert "muloco:bits=4 H=15 outer_lr=0.7" in found
-    assert "sparseloco:density=1/32 H=5 outer_lr=1" in found
     # What a method's text says is kept on an axis.
-    both = ("muloco", "muloco:bits=1")
-    assert labels(methods=both, bits=(2, 4)) == ["muloco:bits=2", "muloco:bits=4", "muloco:bits=1"]
     assert labels(methods=("diloco:sync_every=60",), sync_every=(5, 15)) == ["diloco:sync_every=60"]
     assert labels(methods=("diloco", "diloco"), seeds=(0, 0)) == ["diloco"]
 

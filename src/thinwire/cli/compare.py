@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
@@ -27,8 +26,6 @@ _KINDS: dict[str, Callable[[str], Any]] = {
     "seeds": int,
     "workers": int,
     "sync_every": int,
-    "density": lambda text: float(Fraction(text)),
-    "bits": int,
     "inner_lr": float,
     "outer_lr": float,
     "outer_momentum": float,
@@ -54,10 +51,6 @@ class CompareCommand:
     """How many; several, such as 1,4,8, keep the global batch."""
     sync_every: _List = None
     """H: inner steps between two exchanges, of the methods that have rounds."""
-    density: _List = None
-    """Share of the numbers that a sparse method sends, such as 1/32,1/64."""
-    bits: _List = None
-    """Of a number that muloco sends."""
     inner_lr: _List = None
     """Peak learning rate of the inner optimizer."""
     outer_lr: _List = None
@@ -153,12 +146,11 @@ def _show(comparison: Comparison, console: Console) -> None:
 def _numbers(name: str, text: str, kind: Callable[[str], T]) -> tuple[T, ...]:
     try:
         return tuple(dict.fromkeys(kind(part) for part in text.split(",")))
-    except (ValueError, ZeroDivisionError) as error:
+    except ValueError as error:
         raise ConfigurationError(
             f"compare with {flag(name)} {text!r}",
             because=str(error),
-            do="pass numbers with commas between them, such as "
-            + {"seeds": "0,1,2", "density": "1/32,1/64"}.get(name, "1,2,4"),
+            do="pass numbers with commas between them, such as 0,1,2",
         ) from error
 
 

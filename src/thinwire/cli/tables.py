@@ -6,9 +6,11 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from thinwire.experiments import Comparison, Estimate, RunStatus
+from thinwire.experiments import Comparison
 from thinwire.experiments.comparison import TuningResult
 from thinwire.plan.units import nbytes_text
+from thinwire.runs.statistics import Estimate
+from thinwire.runs.status import RunStatus
 from thinwire.runs.variants import Variant
 
 

@@ -1,6 +1,7 @@
-"""An experiment carried out: its search for rates, its rows, and what they say against each other.
+"""Results of an experiment: the search for rates, the rows and their differences.
 
-The search gives every row as many runs, and the best few more seeds before one is chosen.
+The search gives every row the same number of runs, and the best few more seeds before one is
+chosen.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,13 +30,13 @@ from thinwire.runs.variants import Variant
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TuningResult:
-    """What the search found for one variant.
+    """Result of the search for one variant.
 
     Args:
-        spec: the variant as it was asked for.
-        tried: the variant with each of the rates, and the status of their runs, by seed.
-        chosen: the one of `tried` that was best; None if that cannot be said.
-        why: how it was chosen, or why not.
+        spec: the variant, as requested.
+        tried: the variant with each candidate's rates, and the status of their runs, by seed.
+        chosen: the best one of `tried`; None if none could be chosen.
+        why: reason of the choice, or for none.
     """
 
     spec: VariantSpec
@@ -44,10 +45,7 @@ class TuningResult:
     why: str
 
     def edges(self) -> list[str]:
-        """Rates whose chosen value is the lowest or highest that was tried.
-
-        A better one may lie beyond.
-        """
+        """Rates whose chosen value is the lowest or highest tried: a better one may be beyond."""
         found: list[str] = []
         for name, value in _searched(self.chosen).items():
             values = {s[name] for candidate in self.tried if name in (s := _searched(candidate))}
@@ -63,7 +61,7 @@ def _searched(spec: VariantSpec | None) -> dict[str, float]:
 def candidates_of(
     experiment: Experiment, tuning: Tuning, specs: Sequence[VariantSpec]
 ) -> dict[VariantSpec, list[VariantSpec]]:
-    """What is tried for each variant.
+    """Candidates of each variant.
 
     Raises:
         ConfigurationError: not the same number for all.
@@ -74,11 +72,9 @@ def candidates_of(
     fewest, most = (pick(tried, key=lambda spec: len(tried[spec])) for pick in (min, max))
     few, many = len(tried[fewest]), len(tried[most])
     if few != many:
-        raise ConfigurationError(
-            "tune with the same budget",
-            because=f"{fewest.label} has {few} different candidates and {most.label} {many}",
-            do=f"give {fewest.method} its own, such as --tune {fewest.method}:inner-lr=1e-3,2e-3",
-        )
+        because = f"{fewest.label} has {few} different candidates and {most.label} {many}"
+        do = f"give {fewest.method} its own, such as --tune {fewest.method}:inner-lr=1e-3,2e-3"
+        raise ConfigurationError("tune with the same budget", because=because, do=do)
     return tried
 
 
@@ -141,7 +137,7 @@ def _mean_loss(by_seed: Mapping[int, RunStatus]) -> float | None:
 
 
 def write_tuning(file: Path, tuning: Tuning, results: Sequence[TuningResult]) -> None:
-    """Write what was tried, what came of it and what was chosen."""
+    """Write the candidates, their results and the choices."""
     data = {
         "what": "validation loss in nats per token; all candidates with the first seed, the best "
         f"{tuning.repeated} with all seeds, and of these the one with the lowest mean",
@@ -183,7 +179,7 @@ class ComparisonRow:
     """One variant and the status of its runs.
 
     Args:
-        spec: the variant as it was asked for.
+        spec: the variant, as requested.
         statuses: of its runs, by seed.
     """
 
@@ -220,9 +216,9 @@ class Comparison:
 
     Args:
         rows: in the order of the experiment.
-        baselines: label of a row to that of the one it is compared with.
-        tuning: what a search chose for each row; empty without one.
-        unrelated: folders that hold runs of something else.
+        baselines: label of a row to that of its baseline.
+        tuning: results of the search; empty without one.
+        unrelated: folders with other runs.
     """
 
     rows: Sequence[ComparisonRow]
@@ -249,7 +245,7 @@ class Comparison:
             if result.chosen is None:
                 runs[result.spec.label] = RunStatus(state=RunState.FAILED, why=result.why)
             for candidate, by_seed in result.tried.items():
-                # That a rate diverges is a result of a search.
+                # A rate that diverges is a result of a search.
                 runs |= {
                     candidate.folder(seed): status
                     for seed, status in by_seed.items()
@@ -298,22 +294,22 @@ def compare(
     runner: Runner | None = None,
     note_planned: NotePlanned | None = None,
 ) -> Comparison:
-    """Carry out what is missing of `experiment` in `out`, and write what came of it.
+    """Carry out the missing runs of `experiment` in `out`, and write the results.
 
-    Finished runs are kept, unfinished ones continued. A folder that holds another run, or a
-    damaged one, is left alone, and the run that belongs there has no result.
+    Finished runs are kept, unfinished ones continued. A folder with another run, or a damaged one,
+    is left alone, and its run has no result.
 
     Args:
-        experiment: what is compared.
-        out: folder of the run folders; gets compare.json, statistics.json, tuning.json and, at the
+        experiment: to carry out.
+        out: folder of the run folders, compare.json, statistics.json, tuning.json and, from the
             beginning, planned.json.
-        make_observer: makes what is shown the records of a run.
+        make_observer: makes the observer of a run.
         runner: carries out the runs; default one after the other.
-        note_planned: is told which runs are wanted next, with their status before they begin; a
+        note_planned: receives the runs to carry out next, with their status before they begin; a
             search calls it several times.
 
     Raises:
-        ConfigurationError: a description that cannot work; nothing has run then.
+        ConfigurationError: a description that cannot work; nothing has run.
     """
     specs = specs_of(experiment)
     baselines = _baselines(specs, experiment.baseline)
@@ -346,7 +342,7 @@ def compare(
 def _baselines(specs: Sequence[VariantSpec], name: str | None) -> dict[str, str]:
     """Label of each row to that of the baseline at the same place on all axes.
 
-    Axes that have no meaning for the baseline do not count.
+    Axes that do not apply to the baseline do not count.
     """
     if name is None:
         methods = [spec.method for spec in specs]
@@ -354,11 +350,9 @@ def _baselines(specs: Sequence[VariantSpec], name: str | None) -> dict[str, str]
     exact = [spec for spec in specs if spec.label == name]
     bases = exact or [spec for spec in specs if spec.method == name]
     if not bases:
-        raise ConfigurationError(
-            f"take differences to {name!r}",
-            because=f"the rows are {', '.join(spec.label for spec in specs)}",
-            do="pass one of these, or one of the methods, as the baseline",
-        )
+        because = f"the rows are {', '.join(spec.label for spec in specs)}"
+        do = "pass one of these, or one of the methods, as the baseline"
+        raise ConfigurationError(f"take differences to {name!r}", because=because, do=do)
     found: dict[str, str] = {}
     for spec in specs:
         places = dict(spec.coordinates)

@@ -1,4 +1,4 @@
-"""An experiment, described: what is compared with what, and how much each may be tuned."""
+"""Description of an experiment: the compared methods, and the search for their rates."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,19 +48,19 @@ def product(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tuning:
-    """How each method's rates are searched: all with the first seed, the best with all seeds.
+    """Search for each method's rates: all with the first seed, the best with all seeds.
 
-    A method that averages at every step has no outer optimizer; candidates that differ only there
+    A method that averages at every step has no outer optimizer; candidates that differ only in it
     count as one.
 
     Args:
-        candidates: a method's name as in `Experiment.methods` to what is tried for it; "" stands
-            for all others. Every method must get equally many.
-        repeated: how many of them are repeated with the other seeds before one is chosen, because
-            one seed picks a rate at the edge of stability.
+        candidates: a method as in `Experiment.methods` to its rates; "" is for all others. Every
+            method must have the same number.
+        repeated: number of candidates that are repeated with the other seeds before one is chosen,
+            because one seed picks a rate at the edge of stability.
 
     Raises:
-        ConfigurationError: nothing to search, or nothing to choose from.
+        ConfigurationError: no candidates, or none to repeat.
     """
 
     candidates: Mapping[str, tuple[Rates, ...]]
@@ -68,11 +68,9 @@ class Tuning:
 
     def __post_init__(self) -> None:
         if self.repeated < 1 or not self.candidates or not all(self.candidates.values()):
-            raise ConfigurationError(
-                "tune",
-                because=f"there are no candidates, or {self.repeated} of them would be repeated",
-                do="give every method at least one candidate, and pass repeated >= 1",
-            )
+            because = f"there are no candidates, or {self.repeated} of them would be repeated"
+            do = "give every method at least one candidate, and pass repeated >= 1"
+            raise ConfigurationError("tune", because=because, do=do)
 
     def of(self, method: str) -> tuple[Rates, ...]:
         """The candidates for `method`.
@@ -82,11 +80,9 @@ class Tuning:
         """
         found = self.candidates.get(method, self.candidates.get(""))
         if found is None:
-            raise ConfigurationError(
-                f"tune {method!r}",
-                because=f"there are candidates for {', '.join(self.candidates)} only",
-                do="add some for it, or for all methods",
-            )
+            because = f"there are candidates for {', '.join(self.candidates)} only"
+            do = "add some for it, or for all methods"
+            raise ConfigurationError(f"tune {method!r}", because=because, do=do)
         return found
 
 
@@ -97,10 +93,9 @@ _NOTHING: Mapping[str, Any] = {}
 class Experiment:
     """A grid of runs over the same model, data and tokens.
 
-    Every method is crossed with every axis that has a meaning for it: a method that averages at
-    every step has no H and no outer optimizer, and only some presets have bits or a density. An
-    axis of one value sets it, and the names of methods and folders do not mention it. The global
-    batch stays as K changes.
+    Every method is combined with every axis that applies to it: a method that averages at
+    every step has no H and no outer optimizer. An axis of one value sets it, and the names of
+    methods and folders do not mention it. The global batch stays as K changes.
 
     Args:
         recipe: from a method's name to a configuration.
@@ -108,19 +103,17 @@ class Experiment:
         seeds: each for all methods.
         workers: K.
         sync_every: H; a method whose name gives its own keeps that on an axis of several.
-        density: shares of the numbers that are sent.
-        bits: of a number on the wire.
         inner_lr: peak learning rates of the inner optimizer.
         outer_lr: learning rates of the outer optimizer.
         outer_momentum: its momenta.
-        changes: what all runs have that the recipe has not, such as `{"steps": 1600,
+        changes: fields in place of the recipe's, such as `{"steps": 1600,
             "periods.evaluate_steps": 400}`.
-        baseline: what differences are taken to: a method, or a row's full label; None is diloco,
-            or else the first method.
-        tuning: how rates are searched; None takes them as they are.
+        baseline: of differences: a method, or a row's full label; None is diloco, or else the first
+            method.
+        tuning: search for rates; None does not search.
 
     Raises:
-        ConfigurationError: an axis that is empty or negative, or one that tuning searches, too.
+        ConfigurationError: an empty axis, or one that tuning searches, too.
 
     >>> Experiment(methods=("ddp", "muloco"), workers=(4, 8)).seeds
     (0,)
@@ -131,8 +124,6 @@ class Experiment:
     seeds: tuple[int, ...] = (0,)
     workers: tuple[int, ...] = ()
     sync_every: tuple[int, ...] = ()
-    density: tuple[float, ...] = ()
-    bits: tuple[int, ...] = ()
     inner_lr: tuple[float, ...] = ()
     outer_lr: tuple[float, ...] = ()
     outer_momentum: tuple[float, ...] = ()
@@ -151,19 +142,14 @@ class Experiment:
 
     def _check_tuning(self, tuning: Tuning) -> None:
         if len(self.seeds) < 2:
-            raise ConfigurationError(
-                f"tune with seed {min(self.seeds)} alone",
-                because="one seed picks a rate at the edge of stability",
-                do="pass more seeds, such as 0,1,2",
-            )
+            what = f"tune with seed {min(self.seeds)} alone"
+            because = "one seed picks a rate at the edge of stability"
+            raise ConfigurationError(what, because=because, do="pass more seeds, such as 0,1,2")
         searched = {name for s in tuning.candidates.values() for c in s for name in c.given()}
         for name in sorted(searched):
             if getattr(self, name):
-                raise ConfigurationError(
-                    f"tune {name}",
-                    because="it is an axis of the comparison, too",
-                    do="leave one of the two out",
-                )
+                what, because = f"tune {name}", "it is an axis of the comparison, too"
+                raise ConfigurationError(what, because=because, do="leave one of the two out")
 
     def rates(self) -> tuple[Rates, ...]:
         """All combinations of the rates."""
@@ -182,11 +168,9 @@ def load_experiment(name: str) -> Experiment:
     """
     made = recipes.load(name)()
     if not isinstance(made, Experiment):
-        raise ConfigurationError(
-            f"use experiment {name!r}",
-            because=f"it returned {type(made).__name__} and not an Experiment",
-            do="return a thinwire.experiments.Experiment there",
-        )
+        because = f"it returned {type(made).__name__} and not an Experiment"
+        do = "return a thinwire.experiments.Experiment there"
+        raise ConfigurationError(f"use experiment {name!r}", because=because, do=do)
     return made
 
 

@@ -1,14 +1,16 @@
-"""Several runs at a time, in processes that each have a share of the cores."""
+"""Several runs at a time, in processes with a share of the cores each."""
 
 import multiprocessing
 import os
 import pickle
 import signal
 import sys
+import threading
 from collections import deque
 from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,9 +27,9 @@ _PATIENCE_S = 5.0
 class ParallelRunner(Runner):
     """Carries out `jobs` runs at a time.
 
-    Each in one of so many processes, which is bound to a share of the cores and takes one run after
-    the other: to import torch and transformers takes seconds. A run whose process dies is continued
-    once, in another one.
+    Each of as many processes has a share of the cores and carries out one run after the other:
+    importing torch and transformers takes seconds. A run whose process dies is continued once, in
+    another process.
 
     Args:
         jobs: how many.
@@ -51,51 +53,49 @@ class ParallelRunner(Runner):
         Raises:
             ConfigurationError: a configuration cannot be sent to another process.
         """
-        packed: list[bytes] = []
-        for run in runs:
-            try:
-                packed.append(pickle.dumps(run))
-            except (pickle.PicklingError, AttributeError, TypeError) as error:
-                raise ConfigurationError(
-                    f"send {run.title} to another process",
-                    because=str(error),
-                    do="pass --jobs 1, or put what the recipe uses into a module",
-                ) from error
-        left = deque(range(len(runs)))
-        attempts = [0] * len(runs)
+        left = deque((number, _packed(run)) for number, run in enumerate(runs))
         failures: list[RunFailure | None] = [None] * len(runs)
-        shares = _shares(cores(), min(self._jobs, len(runs)))
-        running: dict[Connection, _Process] = {}
-        idle: list[_Process] = []
-        try:
-            while left or running:
-                while left and (idle or shares):
-                    process = idle.pop() if idle else _Process(shares.pop(0))
-                    number = left.popleft()
-                    attempts[number] += 1
-                    process.begin(number, packed[number], make_observer(runs[number]))
-                    running[process.pipe] = process
-                for pipe in wait(list(running)):
-                    process = running[cast(Connection, pipe)]
-                    if process.is_busy():
-                        continue
-                    del running[process.pipe]
-                    failures[process.number] = process.failure
-                    if not process.died:
-                        idle.append(process)
-                        continue
-                    shares.append(process.share)
-                    if attempts[process.number] < _ATTEMPTS:
-                        left.appendleft(process.number)
-        finally:
-            for process in idle:
-                process.leave()
-            for process in [*running.values(), *idle]:
-                process.stop()
-            for folder in {run.log.parent for run in runs}:
-                with suppress(OSError):  # it stays where there are logs
-                    folder.rmdir()
+        processes = [_Process(share) for share in _shares(cores(), min(self._jobs, len(runs)))]
+        lock, stopped = threading.Lock(), threading.Event()
+
+        def work(process: _Process) -> None:
+            with suppress(IndexError):  # nothing is left
+                while not stopped.is_set():
+                    number, packed = left.popleft()
+                    for _ in range(_ATTEMPTS):
+                        with lock:
+                            observer = make_observer(runs[number])
+                        failures[number] = failure = process.carry_out(packed, observer, lock)
+                        with lock:
+                            if failure is not None and not stopped.is_set():
+                                observer.fail(str(failure))
+                            observer.close()
+                            if stopped.is_set() or process.is_alive():
+                                break
+                            process.start()
+
+        with ThreadPoolExecutor(self._jobs) as threads:
+            try:
+                for worked in [threads.submit(work, process) for process in processes]:
+                    worked.result()
+            finally:
+                with lock:  # no process is started after it
+                    stopped.set()
+                for process in processes:
+                    process.stop()
+        for folder in {run.log.parent for run in runs}:
+            with suppress(OSError):  # it stays if it has logs
+                folder.rmdir()
         return failures
+
+
+def _packed(run: PlannedRun) -> bytes:
+    try:
+        return pickle.dumps(run)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        what = f"send {run.title} to another process"
+        do = "pass --jobs 1, or put what the recipe uses into a module"
+        raise ConfigurationError(what, because=str(error), do=do) from error
 
 
 def _shares(all_cores: list[int], jobs: int) -> list[list[int]]:
@@ -108,77 +108,70 @@ def _shares(all_cores: list[int], jobs: int) -> list[list[int]]:
 
 
 class _Process:
-    """A process that carries out runs and tells their records through a pipe.
+    """A process that carries out runs, one after the other, and sends their records.
 
     Args:
-        share: cores for it.
+        share: its cores.
     """
 
     def __init__(self, share: list[int]) -> None:
-        self.share, self.number = share, -1
-        self.failure: RunFailure | None = None
-        self.died = False
-        self._observer: Observer | None = None
+        self._share, self._is_busy = share, False
+        self.start()
+
+    def start(self) -> None:
+        """Start it, or another one in its place."""
         context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_carry_out_all, args=(theirs, share), daemon=True)
+        self._pipe, theirs = context.Pipe()
+        arguments = (theirs, self._share)
+        self._process = context.Process(target=_carry_out_all, args=arguments, daemon=True)
         self._process.start()
-        # Held here as well, it would hide that the process has ended: the pipe would stay open.
+        # An open copy would hide that the process has ended.
         theirs.close()
 
-    def begin(self, number: int, packed: bytes, observer: Observer) -> None:
-        """Begin run `number`, which is `packed`, and show `observer` its records."""
-        self.number, self.failure, self._observer = number, None, observer
-        with suppress(OSError):  # it has died meanwhile, and its pipe says so when it is read
-            self.pipe.send_bytes(packed)
+    def is_alive(self) -> bool:
+        """True if it can carry out another run."""
+        return self._process.exitcode is None
 
-    def is_busy(self) -> bool:
-        """Take one message of the process; False after the last one of its run."""
+    def carry_out(
+        self, packed: bytes, observer: Observer, lock: threading.Lock
+    ) -> RunFailure | None:
+        """Carry out a run, and show `observer` its records.
+
+        Args:
+            packed: the run.
+            observer: receives its records.
+            lock: held while `observer` is called.
+        """
+        self._is_busy = True
         try:
-            message: dict[str, Any] | RunFailure | None = self.pipe.recv()
+            self._pipe.send_bytes(packed)
+            while isinstance(message := self._pipe.recv(), dict):
+                with lock:
+                    observer.record(cast(dict[str, Any], message))
         except (EOFError, OSError):
-            self.died = True
             self._process.join()
             status = self._process.exitcode
             message = RunFailure(kind="killed", why=f"its process ended with status {status}")
-        if isinstance(message, dict):
-            if self._observer is not None:
-                self._observer.record(message)
-            return True
-        self.failure = message
-        if self._observer is not None and message is not None:
-            self._observer.fail(str(message))
-        self._close_observer()
-        if self.died:
-            self.stop()
-        return False
-
-    def leave(self) -> None:
-        """Let the process, which carries out no run, end by itself in a few seconds."""
-        self.pipe.close()
-        # Terminated, it would leave semaphores behind, and a warning about them on the terminal.
-        self._process.join(_PATIENCE_S)
+        self._is_busy = False
+        return message
 
     def stop(self) -> None:
-        """End the process; what it had not finished is in its checkpoint."""
-        self._close_observer()
-        self._process.terminate()
+        """End the process; what it has not finished is in its checkpoint."""
+        if self._is_busy:
+            self._process.terminate()
+        else:
+            # Terminated, it would leave semaphores behind, and a warning about them.
+            self._pipe.close()
         self._process.join(_PATIENCE_S)
         self._process.kill()
         self._process.join()
-        self.pipe.close()
-
-    def _close_observer(self) -> None:
-        if self._observer is not None:
-            self._observer.close()
-        self._observer = None
 
 
 # -- in the other process --------------------------------------------------------------------------
 
 
 def _carry_out_all(pipe: Connection, share: list[int]) -> None:
-    """Carry out the runs that come, send the records of each and last its failure, if any."""
+    """Carry out the runs that arrive; sends the records of each, and its failure or None."""
     # Ctrl-C reaches this process as well; the one that started it ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # It leaves by way of its finalisers: else the terminal gets a warning about its semaphores.
@@ -200,14 +193,14 @@ def _carry_out_all(pipe: Connection, share: list[int]) -> None:
 
 @contextmanager
 def _output_in(log: Path) -> Generator[None]:
-    """Inside, what this process prints goes into `log`, which is there only if it prints something.
+    """Redirects the output of this process into `log`, which is removed if it is empty.
 
-    On the terminal, lines of several processes would tear what the first one shows there.
+    On the terminal, it would tear the display of the process that started this one.
     """
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         file = log.open("ab")
-    except OSError:  # the run itself says what is wrong with the disk
+    except OSError:  # the run itself fails over the disk
         yield
         return
     with file:

@@ -1,4 +1,4 @@
-"""The runs of an experiment: which are missing, and how they are begun or continued."""
+"""The missing runs of an experiment, begun or continued."""
 
 import dataclasses
 import traceback
@@ -38,12 +38,12 @@ _NOTED = (RunState.DIVERGED, RunState.FAILED)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedRun:
-    """A run that is to be carried out.
+    """A run to carry out.
 
     Args:
         title: its name in messages.
-        folder: where it goes.
-        config: what it trains.
+        folder: of the run.
+        config: of the run.
     """
 
     title: str
@@ -52,16 +52,16 @@ class PlannedRun:
 
     @property
     def log(self) -> Path:
-        """Where a traceback goes and, of a run in a process of its own, what it prints.
+        """File for a traceback and, of a run in another process, its output; absent if empty.
 
-        Not in the run's folder, which may be that of another run; there only if there is something.
+        It is not in the run's folder, which may belong to another run.
         """
         return self.folder.parent / "logs" / f"{self.folder.name}.log"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFailure:
-    """Why a run ended without a result.
+    """The error that ended a run.
 
     Args:
         kind: of the error.
@@ -76,10 +76,10 @@ class RunFailure:
 
 
 MakeObserver: TypeAlias = Callable[[PlannedRun], Observer]
-"""Makes what is shown the records of a run while it trains."""
+"""Makes the observer of a run."""
 
 NotePlanned: TypeAlias = Callable[[Sequence[tuple[PlannedRun, RunStatus]]], None]
-"""Receives the runs that are wanted next, with their status before any of them begins."""
+"""Receives the runs to carry out next, with their status before any of them begins."""
 
 
 def no_observer(run: PlannedRun) -> Observer:
@@ -95,10 +95,10 @@ class Runner(ABC):
     def carry_out(
         self, runs: Sequence[PlannedRun], make_observer: MakeObserver
     ) -> list[RunFailure | None]:
-        """Begin or continue each of `runs`; what went wrong with each, in their order.
+        """Begin or continue each of `runs`; returns the failure of each, in their order.
 
         Args:
-            runs: each in a folder of its own.
+            runs: each with another folder.
             make_observer: called for each run when it starts.
         """
 
@@ -118,18 +118,18 @@ def carry_out(run: PlannedRun, shown: Observer, cores: int) -> RunFailure | None
 
     Args:
         run: to carry out.
-        shown: its records; closed at the end.
-        cores: that it may use.
+        shown: receives its records; closed at the end.
+        cores: number that it may use.
     """
     try:
         forget_failure(run.folder)
         resume(_with_threads(run, cores), run.folder, lambda _config, _step: [_Open(shown)])
-    except Exception as error:  # the other runs go on, whatever it is
+    except Exception as error:  # whatever it is, the other runs continue
         failure = RunFailure(kind=type(error).__name__, why=str(error).strip() or repr(error))
         # After a ConfigurationError the folder may belong to another process, which writes there.
         if not isinstance(error, ConfigurationError):
             note_failure(run.folder, failure.kind, failure.why)
-        if not isinstance(error, ThinwireError):  # these say themselves what is to be done
+        if not isinstance(error, ThinwireError):  # whose message has the remedy
             with suppress(OSError):  # a full disk may be what went wrong
                 run.log.parent.mkdir(parents=True, exist_ok=True)
                 with run.log.open("a", encoding="utf-8") as file:
@@ -142,7 +142,7 @@ def carry_out(run: PlannedRun, shown: Observer, cores: int) -> RunFailure | None
 
 
 class _Open(Observer):
-    """Passes everything on but the end: how a run ended is known only after it."""
+    """Passes on everything but the end, after which the result of the run is known."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -168,19 +168,19 @@ def _with_threads(run: PlannedRun, cores: int) -> TrainConfig:
     return dataclasses.replace(run.config, machine=dataclasses.replace(machine, threads=threads))
 
 
-# -- which runs are missing ------------------------------------------------------------------------
+# -- the missing runs ------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)  # what it knows grows
 class ExperimentRunner:
-    """Variants times seeds, carried out until each has a result or a reason why it has none.
+    """Variants times seeds, carried out until each has a result or a reason for having none.
 
     Args:
         experiment: the grid that the variants are from.
         out: folder of the run folders.
         runner: carries the runs out.
-        make_observer: makes what is shown the records of a run.
-        note_planned: is told which runs are wanted, before any of them begins.
+        make_observer: makes the observer of a run.
+        note_planned: receives the runs before any of them begins.
     """
 
     experiment: Experiment
