@@ -61,7 +61,7 @@ def test_a_check_that_hangs_or_breaks_is_no_verdict() -> None:
     assert "again while the machine is idle" in finding.do
     finding = examine("it", lambda: {}["x"])
     assert finding.found == "not established: KeyError('x')"
-    assert finding.do.startswith("report it")
+    assert finding.do.startswith("report this line")
 
 
 def test_versions_of_obstore_are_in_range_or_named_and_one_may_have_to_be(monkeypatch) -> None:
@@ -153,7 +153,7 @@ def test_of_a_slow_link_it_says_what_fits_with_the_settings_for_it() -> None:
     finding = method_finding(Link.of(12e6, latency_s=0.02), shape, RunDescription())
     assert finding.status == "ok"
     best, figures = finding.found.split("; ")
-    assert figures == "reckoned for 20M in 8 layers, 2 workers with this link, 1 s a step"
+    assert figures == "computed for 20M in 8 layers, 2 workers with this link, 1 s a step"
     first, *others = finding.run.advice.recommended
     busy = share_text(first.forecast.utilisation)
     assert best == f"{first.choice.text} keeps a worker busy {busy} at the least measured loss"
@@ -212,23 +212,23 @@ def test_the_runs_own_method_and_size_come_from_the_store(tmp_path, token) -> No
     write_run(url, newest, token=token, about=about)
     *_, found = store_findings(url, run="r", token=token)
     assert found.found.startswith("the run's muloco:bits=2 (H=17) keeps a worker busy ")
-    assert "reckoned for 2B in 2 layers, 2 workers" in found.found
-    assert "(assumed: say yours with --step-time)" in found.found
+    assert "computed for 2B in 2 layers, 2 workers" in found.found
+    assert "(assumed: pass yours with --step-time)" in found.found
     assert "--parameters 2000000000 --layers 2 --workers 2" in found.do
     # Without a run there is only the link.
     *_, found = store_findings(url)
-    assert "reckoned for 150m, 2 workers" in found.found
-    assert "(assumed: say yours with --model, --workers, --step-time)" in found.found
+    assert "computed for 150m, 2 workers" in found.found
+    assert "(assumed: pass yours with --model, --workers, --step-time)" in found.found
     *_, found = store_findings(url, run="typo", token=token)
     assert found.status != "fail"
-    assert found.found.startswith("no worker of run 'typo' is there that this token opens; ")
+    assert found.found.startswith("run 'typo' has no worker that this token opens; ")
 
 
 def test_a_run_that_is_under_way_leaves_no_choice_while_its_method_fits() -> None:
     run = RunDescription(fields=described(presets.from_text("sparse_muloco"), 4, 3), workers=1)
     fits = method_finding(LINK, ExpectedRun(), run)
     assert (fits.status, fits.run) == ("ok", None)
-    assert fits.found.startswith("the run's method (H=15) keeps a worker busy 99.7 %; reckoned")
+    assert fits.found.startswith("the run's method (H=15) keeps a worker busy 99.7 %; computed")
     slow = method_finding(Link.of(1e6), BILLION, run)
     assert slow.status == "warn"
     assert ", too slow; nothing tried" in slow.found
@@ -236,7 +236,7 @@ def test_a_run_that_is_under_way_leaves_no_choice_while_its_method_fits() -> Non
     assert slow.run is not None
     # What the user says is believed more than the store.
     for sizes, workers, expected, reckoned in (
-        ((4, 3), 5, BILLION, "reckoned for 1B in 10 layers, 3 workers"),
+        ((4, 3), 5, BILLION, "computed for 1B in 10 layers, 3 workers"),
         ((4, 3), 5, ExpectedRun(), "7 in 2 layers, 6 workers"),
         ((1,), 1, ExpectedRun(), "1 in 1 layers, 2 workers"),
     ):
@@ -262,7 +262,7 @@ def test_a_run_that_is_under_way_leaves_no_choice_while_its_method_fits() -> Non
 def test_a_description_that_says_nothing_or_something_else_is_passed_over(fields) -> None:
     run = RunDescription(fields=fields, workers=1)
     assert run.method() is run.size() is None
-    assert "reckoned for 150m" in method_finding(LINK, ExpectedRun(), run).found
+    assert "computed for 150m" in method_finding(LINK, ExpectedRun(), run).found
 
 
 def test_the_command_takes_the_flags_of_plan_or_says_what_is_wrong(
@@ -275,7 +275,7 @@ def test_the_command_takes_the_flags_of_plan_or_says_what_is_wrong(
     url = f"file://{tmp_path}/store/r"
     main(["doctor", url, *sizes])
     told = capsys.readouterr().out
-    assert "reckoned for 1B in 10 layers, 3 workers with this link, 2 s a step" in told
+    assert "computed for 1B in 10 layers, 3 workers with this link, 2 s a step" in told
     assert "thinwire plan --parameters 1B --layers 10 --workers 3 --step-time 2s" in told
     assert "what to run: busy 90 % of the time or more, least measured loss first" in told
     line = next(line for line in told.splitlines() if line.startswith("1  "))

@@ -31,12 +31,12 @@ _INSTALL_ELASTIC = "pip install 'thinwire[elastic]'"
 
 
 class RunAdvice(NamedTuple):
-    """What to run on a link that was measured.
+    """Advice for a link that was measured.
 
     Args:
-        advice: methods with which workers that come and go can train.
-        job: that it is for.
-        model: value of --model; None: it is known by its size alone.
+        advice: methods with which elastic workers can train.
+        job: what it is for.
+        model: value of --model; None: only the size of the model is known.
     """
 
     advice: Advice
@@ -49,9 +49,9 @@ class Finding(NamedTuple):
 
     Args:
         status: `fail` if a run cannot work so.
-        found: what the check saw.
-        do: what to do about it; empty if nothing.
-        run: what to run, if that was looked for.
+        found: the result, in words.
+        do: remedy; empty without one.
+        run: advice, of the check of methods.
         name: of the check.
     """
 
@@ -67,12 +67,12 @@ Check: TypeAlias = Callable[[], Finding]
 
 
 def examine(name: str, check: Check, *, limit_s: float = 5.0) -> Finding:
-    """What `check` finds within `limit_s`, or a warning that it did not finish or broke.
+    """The finding of `check`, or a warning that it failed or took longer than `limit_s`.
 
     Args:
         name: of the check.
-        check: is run in a thread.
-        limit_s: a check that takes longer is abandoned.
+        check: runs in a thread.
+        limit_s: after which it is abandoned.
 
     >>> examine("it", lambda: Finding("ok", "there")).name
     'it'
@@ -86,10 +86,10 @@ def examine(name: str, check: Check, *, limit_s: float = 5.0) -> Finding:
         except ThinwireError as error:
             found.append(Finding("fail", error.because, error.do))
         except Exception as error:
-            do = "report it with this line: a check should say what it sees"
+            do = "report this line as a bug"
             found.append(Finding("warn", f"not established: {error!r}", do))
 
-    # A look-up of a name cannot be interrupted: a daemon thread lets the process end all the same.
+    # A look-up of a name cannot be interrupted, but a daemon thread does not keep the process.
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
     thread.join(limit_s)
@@ -100,7 +100,7 @@ def machine_checks(*, lacking: Status, token_file: Path | None = None) -> Mappin
     """Checks that need no network, by name.
 
     Args:
-        lacking: status where a package is missing that only an elastic run needs.
+        lacking: status of a missing package that only elastic runs need.
         token_file: holds the token; default THINWIRE_TOKEN.
     """
     python = f"{platform.python_version()}, {platform.system()} {platform.machine()}"

@@ -28,13 +28,13 @@ _MODEL, _WORKERS, _STEP_S = "150m", 2, 1.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpectedRun:
-    """What a user says of the run that is to be planned for; None is left to the doctor.
+    """The run to plan for, as far as the user described it; the doctor chooses what is None.
 
     Args:
         shape: of the model.
-        model: value of --model, if that is how the user said it.
-        shape_flags: the flags of `thinwire plan` that say it; default its numbers of parameters
-            and layers.
+        model: value of --model, if it was passed.
+        shape_flags: flags of `thinwire plan` for the shape; default its numbers of parameters and
+            layers.
         workers: K.
         step_s: of an inner step.
 
@@ -49,7 +49,7 @@ class ExpectedRun:
     step_s: float | None = None
 
     def __post_init__(self) -> None:
-        # Before anything is measured. What is left to the doctor can be planned for.
+        # Refused before anything is measured.
         Job(
             shape=self.shape or Shape.of_size(1, 1),
             workers=_WORKERS if self.workers is None else self.workers,
@@ -60,11 +60,11 @@ class ExpectedRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunDescription:
-    """What a store has of the run under way.
+    """A run under way, as its store describes it.
 
     Args:
-        fields: of its model and method, one text each; empty where no run is under way.
-        workers: that are there.
+        fields: of its model and method, flat; empty without a run.
+        workers: present ones.
 
     >>> RunDescription(fields={"parameters.h.0.w": "[2, 3]"}).size()
     (6, 1)
@@ -74,7 +74,7 @@ class RunDescription:
     workers: int = 0
 
     def size(self) -> tuple[int, int] | None:
-        """N and about how many layers, which are guessed from names; None if it is not known."""
+        """N and the number of layers, guessed from names; None if unknown."""
         shapes = {key: text for key, text in self.fields.items() if key.startswith("parameters.")}
         layers = {part for key in shapes for part in key.split(".") if part.isdigit()}
         try:
@@ -86,7 +86,7 @@ class RunDescription:
         return sum(numels), min(sum(numels), max(1, len(layers)))
 
     def method(self) -> Method | None:
-        """Its method; None if it is not known, or not part of this version of thinwire."""
+        """Its method; None if unknown, also to this version of thinwire."""
         flat = {key: text for key, text in self.fields.items() if key.startswith("method.")}
         flat.setdefault("method.name", "method")
         try:
@@ -99,20 +99,19 @@ class RunDescription:
 
 
 def method_finding(link: Link | None, planned: ExpectedRun, run: RunDescription) -> Finding:
-    """What to run, if every worker has this link to the store.
+    """Advice for workers that all have this link to the store.
 
-    A run that is under way has a method, and a worker that joins cannot choose: while that one
-    keeps it busy, nothing else is looked for.
+    A run under way has a method, and a worker that joins cannot choose another. While that method
+    keeps it busy, no other is searched.
 
     Args:
         link: as measured; None: it was not.
-        planned: what the user said of the run.
-        run: what the store has of it; what the user said is believed more.
+        planned: the run as the user described it, which counts more than the store.
+        run: the run as the store describes it.
     """
     if link is None:
-        found = "not reckoned: the rate to the store was not measured"
         do = "measure it by other means, and pass it to thinwire plan with --bandwidth"
-        return Finding("warn", found, do)
+        return Finding("warn", "not computed: the rate to the store was not measured", do)
     job, flags, figures = _job(link, planned, run)
     plan = f"what each method sends, and the rate that it needs: thinwire plan {flags}"
     method, own = run.method(), None
@@ -158,20 +157,18 @@ def _busy_text(found: Recommendation) -> str:
 
 def _job(link: Link, planned: ExpectedRun, run: RunDescription) -> tuple[Job, str, str]:
     """The job, the flags with which `thinwire plan` plans it, and where its numbers are from."""
-    size, assumed = run.size(), list[str]()
-    shape, shape_flags = planned.shape, planned.shape_flags
-    if shape is None and size is not None:
-        shape = Shape.of_size(*size)
+    size, shape, shape_flags = run.size(), planned.shape, planned.shape_flags
+    assumed = {
+        "--model": shape is None and size is None,
+        "--workers": planned.workers is None and not run.workers,
+        "--step-time": planned.step_s is None,
+    }
     if shape is None:
-        shape, shape_flags = resolve(_MODEL), f"--model {_MODEL}"
-        assumed.append("--model")
+        shape = resolve(_MODEL) if size is None else Shape.of_size(*size)
+        shape_flags = f"--model {_MODEL}" if size is None else ""
     # With this one, which may be the second.
     workers = planned.workers or max(_WORKERS, run.workers + 1)
-    if planned.workers is None and not run.workers:
-        assumed.append("--workers")
     step_s = planned.step_s or _STEP_S
-    if planned.step_s is None:
-        assumed.append("--step-time")
     compute = Compute(step_s=step_s)
     job = Job(shape=shape, workers=workers, compute=compute, link=link, topology=Star())
     shape_flags = shape_flags or f"--parameters {shape.parameters} --layers {shape.layers}"
@@ -184,8 +181,9 @@ def _job(link: Link, planned: ExpectedRun, run: RunDescription) -> tuple[Job, st
     }
     given = [f"{name} {text.replace(' ', '')}" for name, text in values.items()]
     flags = f"{shape_flags} --workers {workers} {' '.join(given)}"
-    figures = f"reckoned for {shape.name}, {workers} workers with this link, "
+    figures = f"computed for {shape.name}, {workers} workers with this link, "
     figures += f"{duration_text(step_s)} a step"
-    if assumed:
-        figures += f" (assumed: say yours with {', '.join(assumed)})"
+    if any(assumed.values()):
+        names = ", ".join(name for name, is_assumed in assumed.items() if is_assumed)
+        figures += f" (assumed: pass yours with {names})"
     return job, flags, figures

@@ -1,4 +1,4 @@
-"""Checks of the way from this machine to the store in which workers meet."""
+"""Checks of the store in which workers meet, and of the link to it."""
 
 import asyncio
 import os
@@ -32,12 +32,12 @@ def store_findings(
     run: str | None = None,
     token: Token | None = None,
 ) -> Iterator[Finding]:
-    """What each check finds, one after the other; what they write they delete.
+    """The findings of all checks, in order; they delete what they write.
 
     Args:
         url: of the bucket with its prefix, or of a folder.
-        planned: what is known of the run for which a method is looked for.
-        run: name of a run there, whose own method and size are read.
+        planned: the run to advise for.
+        run: name of a run under way, whose method and size are read.
         token: of that run, if it has one.
     """
     checks = _StoreChecks(url, planned or ExpectedRun(), run, token)
@@ -52,7 +52,7 @@ def store_findings(
 
 
 class _StoreChecks:
-    """Checks of one store; `store` comes first, and `method` plans with what was measured."""
+    """Checks of one store; `store` and `rate` measure the link that `method` plans for."""
 
     def __init__(
         self, url: str, planned: ExpectedRun, run: str | None, token: Token | None
@@ -64,7 +64,7 @@ class _StoreChecks:
         self.latencies_s: list[float] = []
 
     def store(self) -> Finding:
-        """Whether keys may put and delete, and a name is given once."""
+        """Keys may put and delete, and one name is written once."""
         may_delete = asyncio.run(self._try_store())
         latency = duration_text(statistics.median(self.latencies_s))
         found = f"takes one object of each name, and answers in {latency}"
@@ -74,11 +74,11 @@ class _StoreChecks:
         return Finding("warn", f"{found}; these keys may not delete", do)
 
     async def _try_store(self) -> bool:
-        """Whether what is written can be deleted, once all else has been tried."""
+        """Try all requests; returns whether deleting is allowed."""
         store, until_s = ObjectStore(self._url), time.monotonic() + _CHECK_S
         await store.check_put_if_absent(f"{self._key}-check", until_s)
         for _ in range(_ASKS):
-            # Of what is not there: it is an answer like any other, and nothing travels.
+            # Of an object that does not exist, so that no content travels.
             self.latencies_s.append(await _seconds(store.get(self._key, until_s, nbytes=0)))
         sent_s = time.time()
         await store.replace(self._key, memoryview(b"1"), until_s)
@@ -88,7 +88,7 @@ class _StoreChecks:
         return await store.delete([self._key])
 
     def clock(self) -> Finding:
-        """This machine's clock beside the store's, which tells whole seconds."""
+        """This machine's clock against the store's, which has whole seconds."""
         off_s, word = abs(self._ahead_s), "ahead of" if self._ahead_s > 0 else "behind"
         if off_s <= _CLOCK_S:
             return Finding("ok", f"{off_s:.0f} s {word} the store's")
@@ -96,7 +96,7 @@ class _StoreChecks:
         return Finding("warn", f"{duration_text(off_s)} {word} the store's", do)
 
     def rate(self) -> Finding:
-        """Bits a second each way, of one object."""
+        """Bits per second each way, of one object."""
         up, down = self._rates = asyncio.run(self._measure_rates())
         return Finding("ok", f"{rate_text(up)} to the store, {rate_text(down)} from it")
 
@@ -111,7 +111,7 @@ class _StoreChecks:
         return 8 * _PROBE_NBYTES / up_s, 8 * _PROBE_NBYTES / down_s
 
     def method(self) -> Finding:
-        """Which method fits the rates; latency is that of one way."""
+        """Advice for the measured rates; latency is one way."""
         link, (up, down) = None, self._rates
         if up:
             latency_s = statistics.median(self.latencies_s) / 2
@@ -120,11 +120,11 @@ class _StoreChecks:
         finding = method_finding(link, self._planned, run)
         if self._run is None or run.workers:
             return finding
-        found = f"no worker of run {self._run!r} is there that this token opens; {finding.found}"
+        found = f"run {self._run!r} has no worker that this token opens; {finding.found}"
         return finding._replace(found=found)
 
     def _described(self, name: str) -> RunDescription:
-        """What the store has of the run, which may not have begun."""
+        """The run as the store describes it; it may not have begun."""
         try:
             status = BucketWatch(self._url, run=name, token=self._token).look()
         except ConfigurationError:
