@@ -1,4 +1,4 @@
-"""Reports: pages that hold everything they show, and ask no network for any of it."""
+"""Reports: HTML files that contain everything they show and open without a network."""
 
 from thinwire.report.blocks import Block, Chart, Paragraph, TextTable
 from thinwire.report.page import Page, write_page

@@ -1,4 +1,4 @@
-"""What a page is made of: data that the macros of templates/blocks.html show."""
+"""Blocks of a page: data that the macros of templates/blocks.html show."""
 
 from abc import ABC
 from collections.abc import Collection, Mapping, Sequence
@@ -11,12 +11,12 @@ from jinja2 import Environment, FunctionLoader
 from markupsafe import Markup
 
 Cell: TypeAlias = str | tuple[str, float | str]
-"""The text of a cell, and by what a sortable table sorts it."""
+"""The text of a cell, and the value by which a table sorts it."""
 
 
 @cache
 def templates() -> Environment:
-    """The templates; everything they are given is escaped."""
+    """The templates; they escape all values."""
     environment = Environment(
         autoescape=True,
         trim_blocks=True,
@@ -58,7 +58,7 @@ class Paragraph(Block):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heading(Block):
-    """A heading, and perhaps a paragraph below it.
+    """A heading, with an optional paragraph below it.
 
     Args:
         text: of the heading.
@@ -79,8 +79,8 @@ class TextTable(Block):
         title: above it.
         head: of the columns.
         rows: each as long as the head, or shorter: then its last cell takes the rest.
-        main: columns that a narrow window shows first, beside the first one; empty: all.
-        rest: indices of rows that are hidden until a reader asks for all.
+        main: columns that a narrow window shows beside the first one; empty: all.
+        rest: indices of rows that are hidden until a reader shows all.
         name: of the element; a table with a name can be sorted, and copied as text with tabs.
 
     Raises:
@@ -116,9 +116,9 @@ class Chart(Block):
 
     Args:
         title: above it.
-        traces: what is drawn.
+        traces: as above.
         layout: of the axes.
-        alt: what it shows, in words, and where the numbers are.
+        alt: description in words, and the place of the numbers.
     """
 
     title: str
@@ -129,11 +129,11 @@ class Chart(Block):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part(Block):
-    """What a macro of its own shows.
+    """A block with another macro.
 
     Args:
         macro: its name in templates/blocks.html.
-        values: what it is given.
+        values: its arguments.
     """
 
     macro: str
@@ -145,7 +145,7 @@ class Part(Block):
 
 
 def rounded(value: Any) -> Any:
-    """`value` with every float in it to six digits: more than a screen shows, a third of the file.
+    """`value` with all floats to six digits: more than a screen shows, a third of the bytes.
 
     >>> rounded({"y": [1.23456789, 2, "3.00000001"], "x": (1e-9 / 3,)})
     {'y': [1.23457, 2, '3.00000001'], 'x': [3.33333e-10]}

@@ -27,9 +27,9 @@ Y_AXES: Final[_Axes] = {
 
 
 def styles_of(variants: Sequence[Variant]) -> list[dict[str, int]]:
-    """`meta` of the traces of each variant: a colour for its method, and a dash of its own.
+    """`meta` of the traces of each variant: a colour per method, and a dash per variant.
 
-    The page has eight colours; the first are for what a page of many methods draws first.
+    The page has eight colours; the first ones are for the variants that it shows first.
 
     Args:
         variants: all of the page.
@@ -49,8 +49,8 @@ def styles_of(variants: Sequence[Variant]) -> list[dict[str, int]]:
 def curves_of(variant: Variant) -> dict[str, list[float | None]]:
     """Each quantity of `X_AXES` and `Y_AXES` at the steps of the records, as means over seeds.
 
-    None stands where a quantity was not measured. A quantity with several seeds has the standard
-    errors of its means too, under its name and " error".
+    None: not measured. With several seeds, the standard errors of a quantity's means are under its
+    name and " error".
     """
     axes = {**X_AXES, **Y_AXES}
     points = {
@@ -69,13 +69,13 @@ def curves_of(variant: Variant) -> dict[str, list[float | None]]:
 
 
 def curves(*, y: str, x: str, name: str, has_link: bool) -> Part:
-    """Lines of a quantity against another; the reader may choose both, and logarithmic axes.
+    """Lines of one quantity against another; the reader can choose both, and logarithmic axes.
 
     Args:
         y: of `Y_AXES`, until the reader chooses another.
         x: of `X_AXES`, or "link".
         name: of the element.
-        has_link: whether the page works out when each step ends on a link.
+        has_link: the page computes the time of each step on a link.
     """
     choices = {
         axis: {key: (title, form) for key, (title, form, _) in axes.items()}

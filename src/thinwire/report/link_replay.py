@@ -1,10 +1,10 @@
-"""What the page needs to replay a run over a link that its reader chooses, by the planner's model.
+"""Data with which a page replays a run over a link that its reader chooses.
 
-What an exchange takes is linear in the two numbers of a link:
+The planner's time of an exchange is linear in rate and latency of a link:
 
     transfer_s = 8 moved / rate        latency_s = hops latency        lag_s = last latency
 
-and the planner itself says what `moved`, `hops` and `last` are.
+and `moved`, `hops` and `last` come from the planner.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class LinkReplay:
     """The exchanges of a run.
 
     Args:
-        traffic: what is sent when.
+        traffic: its messages.
         steps: inner steps.
     """
 
@@ -36,7 +36,7 @@ class LinkReplay:
     steps: int
 
     def describe(self) -> dict[str, Any]:
-        """What `simulate` of link.js takes, as JSON-able data."""
+        """The arguments of `simulate` in link.js, as JSON-able data."""
         return {
             "steps": self.steps,
             "every": self.traffic.sync_every,
@@ -59,9 +59,9 @@ def crossing_of(traffic: Traffic, index: int, topology: Topology) -> list[float]
     """`moved`, `hops` and `last` of the exchange of a message.
 
     Args:
-        traffic: what is sent, and among how many.
+        traffic: of the run.
         index: of the message.
-        topology: over which.
+        topology: of the link.
     """
     scenario = Scenario(
         traffic=traffic,
@@ -81,7 +81,7 @@ def shape_of(run: FinishedRun) -> Shape:
     """The shape of the model that `run` saved, or of its size if that determines it.
 
     Raises:
-        ConfigurationError: neither the name of its size nor a saved model says what it was.
+        ConfigurationError: neither the name of its size nor a saved model gives the shape.
     """
     saved = run.folder / "model"
     byte_level = run.config.tokenizer == "bytes"
@@ -90,16 +90,14 @@ def shape_of(run: FinishedRun) -> Shape:
 
 
 def replay_data(run: FinishedRun) -> LinkReplay:
-    """The exchanges of `run`, if they come to the bytes that it counted.
+    """The exchanges of `run`, if their bytes equal those that it counted.
 
     Raises:
-        ConfigurationError: the planner cannot say what it sent.
+        ConfigurationError: the planner cannot plan for it.
     """
     if run.summary.is_elastic:
-        raise ConfigurationError(
-            f"replay the run in {run.folder} over another link",
-            because="its workers came and went",
-            do="plan for its method with thinwire plan",
-        )
+        what = f"replay the run in {run.folder} over another link"
+        because = "its workers came and went"
+        raise ConfigurationError(what, because=because, do="plan for its method with thinwire plan")
     method = Method.from_dict(run.config.described["method"])
     return LinkReplay(traffic=planned_traffic(run, method, shape_of(run)), steps=run.summary.steps)

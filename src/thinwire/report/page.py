@@ -1,4 +1,4 @@
-"""A page: one HTML file with everything in it, that opens without a network."""
+"""A page: one HTML file that opens without a network."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,15 +13,14 @@ from thinwire.report.blocks import Block, asset, templates
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Page:
-    """What a page shows.
+    """Contents of a page.
 
     Args:
-        title: what it is about, also of the window.
+        title: of the page and of its window.
         lead: a line below the title.
         blocks: from top to bottom.
-        scripts: files of this package that make the page answer its reader.
-        refresh_s: seconds after which the page loads itself again, because it is written anew
-            while its runs go on; None if it is not.
+        scripts: files of this package with the page's JavaScript.
+        refresh_s: seconds after which the page reloads itself while its runs train; None: never.
 
     Raises:
         ConfigurationError: `refresh_s` is not above 0.
@@ -51,13 +50,11 @@ class Page:
 
 
 def write_page(page: Page, path: Path) -> None:
-    """Write `page` to `path`, whose folder is created if it is missing.
-
-    A browser that loads it meanwhile finds the old page or the new one.
+    """Write `page` to `path` atomically, and create its folder.
 
     Args:
-        page: what to write.
-        path: of the file; one that exists is replaced.
+        page: to write.
+        path: of the file, which is replaced if it exists.
 
     Raises:
         ConfigurationError: it cannot be written.

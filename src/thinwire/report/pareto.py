@@ -11,23 +11,23 @@ _BASELINES: Final = ("ddp", "diloco")
 
 
 def senders(variants: Sequence[Variant]) -> list[Variant]:
-    """The variants that send something: a lone worker has no peer to save bytes for.
+    """The variants that send bytes, which a lone worker does not; all if none does.
 
     Args:
-        variants: all; if none of them sends, all are returned.
+        variants: all.
     """
     return [variant for variant in variants if variant.sent_bytes] or list(variants)
 
 
 def front_of(variants: Sequence[Variant]) -> list[Variant]:
-    """The Pareto front of loss and bytes among those that send something, by rising bytes."""
+    """The Pareto front of loss and bytes among the senders, by rising bytes."""
     sending = senders(variants)
     front = pareto_front([(variant.sent_bytes, variant.loss.mean) for variant in sending])
     return [sending[index] for index in front]
 
 
 def first_shown(variants: Sequence[Variant]) -> list[int]:
-    """Indices of what a page shows first: of many variants, the front and the baselines."""
+    """Indices of the variants that a page shows first: of many, the front and the baselines."""
     front = front_of(variants)
     return [
         index

@@ -19,7 +19,7 @@ def ranked(variants: Sequence[Variant]) -> list[Variant]:
 
 
 def results_table(variants: Sequence[Variant]) -> TextTable:
-    """A row for each method, the lowest loss first; of many methods not all are shown at once."""
+    """A row for each method, the lowest loss first; of many methods, some are hidden at first."""
     front = front_of(variants)
     shown = [variants[index] for index in first_shown(variants)]
     best, *_ = rows = ranked(variants)
@@ -112,7 +112,7 @@ def versions_table(variants: Sequence[Variant]) -> TextTable:
 
 
 def contributions_table(variants: Sequence[Variant]) -> TextTable | None:
-    """Whose contributions were rejected or clipped, how often and why; None if none was."""
+    """Number and reason of rejected and clipped contributions, by member; None without any."""
     rows: list[tuple[str, ...]] = []
     for variant in variants:
         for run in variant.runs:
@@ -130,7 +130,7 @@ def contributions_table(variants: Sequence[Variant]) -> TextTable | None:
 
 
 def left_out_table(left_out: Mapping[Path, RunStatus]) -> TextTable:
-    """Folders that are not shown, and why."""
+    """Folders that are not shown, with the reason."""
     return TextTable(
         title="Folders",
         head=("folder", "why", ""),

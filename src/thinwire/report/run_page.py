@@ -51,11 +51,11 @@ _CONTRIBUTIONS: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportData:
-    """What a report shows.
+    """Runs of a report.
 
     Args:
-        variants: whose runs can be compared.
-        left_out: folders that are shown as left out, and why.
+        variants: of runs that can be compared.
+        left_out: other folders, and the reason.
     """
 
     variants: tuple[Variant, ...]
@@ -63,14 +63,14 @@ class ReportData:
 
 
 def read_report_data(paths: Sequence[Path], *, may_be_empty: bool = False) -> ReportData:
-    """The runs in `paths` that can be compared, and what else is there.
+    """The runs in `paths` that can be compared, and the folders that are left out.
 
     Args:
-        paths: run folders, or folders that hold some.
-        may_be_empty: whether no run needs to be finished yet.
+        paths: run folders, or folders of run folders.
+        may_be_empty: no run has to be finished.
 
     Raises:
-        ConfigurationError: there is not one run to be shown.
+        ConfigurationError: no run can be shown.
     """
     found = find_runs(paths)
     left_out = {folder: status for folder, status in found.items() if status.run is None}
@@ -85,12 +85,9 @@ def read_report_data(paths: Sequence[Path], *, may_be_empty: bool = False) -> Re
     for folder, status in list(left_out.items())[:1]:
         more = f" (and {len(left_out) - 1} more)" if len(left_out) > 1 else ""
         first = f"{folder}: {status}{more}"
-    check(
-        bool(runs) or may_be_empty,
-        "write a report",
-        because=f"there is no finished run to show; {first}",
-        do="pass folders of thinwire train or compare whose runs are finished",
-    )
+    because = f"there is no finished run to show; {first}"
+    do = "pass folders of thinwire train or compare whose runs are finished"
+    check(bool(runs) or may_be_empty, "write a report", because=because, do=do)
     return ReportData(variants=tuple(variants_of(runs)), left_out=left_out)
 
 
@@ -99,7 +96,7 @@ def run_page(data: ReportData, *, refresh_s: float | None = None) -> Page:
 
     Args:
         data: of `read_report_data`.
-        refresh_s: seconds after which it loads itself again; None if its runs are complete.
+        refresh_s: seconds after which it reloads itself; None if its runs are complete.
     """
     variants = data.variants
     left_out: list[Block] = []
@@ -234,7 +231,7 @@ def _contributions(variants: Sequence[Variant]) -> list[Block]:
 
 
 def _page_data(variants: Sequence[Variant], played: Mapping[int, LinkReplay]) -> Part:
-    """What the page's scripts draw; not shown."""
+    """Data of the page's scripts; not shown."""
     data = [
         {
             "label": variant.label,

@@ -19,7 +19,7 @@ class Family(NamedTuple):
     Args:
         name: of the method.
         variants: by the rising quantity; no two have the same.
-        besides: what else differs between them: learning rates that were tuned for each, say.
+        besides: other fields that differ, such as learning rates tuned for each.
     """
 
     name: str
@@ -32,10 +32,10 @@ def _value(variant: Variant, symbol: str) -> int:
 
 
 def families(variants: Sequence[Variant], symbol: str) -> list[Family]:
-    """Methods of one name that were run with several K, or several H, and the same H, or K.
+    """Variants of a method with several K and one H, or with several H and one K.
 
-    Where several variants of a name have one value (several learning rates, say), only those that
-    differ in nothing else make a family; so do those that are alone with their name.
+    If two variants have the same value (with other learning rates, for example), only those that
+    are equal in all else make a family, as do variants without others of their name.
 
     Args:
         variants: all.
@@ -50,7 +50,7 @@ def families(variants: Sequence[Variant], symbol: str) -> list[Family]:
     for group in _grouped(variants, lambda its: (_name(its), _value(its, other))):
         distinct = len({_value(variant, symbol) for variant in group}) == len(group)
         groups += [group] if distinct else _grouped(group, all_else)
-    # A recipe may give each K, or H, a name of its own.
+    # A recipe may name each K, or H, differently.
     alone = [group[0] for group in groups if len(group) == 1]
     groups = [group for group in groups if len(group) > 1] + _grouped(alone, all_else)
     return [

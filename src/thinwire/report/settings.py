@@ -1,4 +1,4 @@
-"""The tables of settings: what methods differ in, a row for each, and what they have in common."""
+"""Tables of the settings in which methods differ, and of those that they share."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
@@ -11,10 +11,10 @@ _SYMBOLS: Final = {"workers": "K", "sync_every": "H"}
 
 
 def differences_table(variants: Sequence[Variant]) -> TextTable:
-    """A row for each method, a column for each part in which they differ, the most telling first.
+    """A row for each method, a column for each part in which they differ, most values first.
 
-    Left out is what all methods that have it have alike, such as the betas of all AdamW:
-    `shared_table` has it.
+    Settings that are equal in all methods that have them, such as the betas of AdamW, are in
+    `shared_table`.
     """
     settings = [variant.settings for variant in variants]
     parts: dict[str, list[str]] = {}
@@ -55,7 +55,7 @@ def _part(name: str) -> str:
 
 
 def _text(part: str, its: Mapping[str, str], names: Collection[str]) -> str:
-    """Of one method: the kind of the part, and what else differs in it.
+    """Kind of the part of one method, and its other settings that differ.
 
     >>> names = ("method.codec.bits", "method.codec.grid.kind", "method.codec.kind")
     >>> _text("codec", dict(zip(names, ("2", "Linear", "Quantise"))), names)
@@ -73,7 +73,7 @@ def _text(part: str, its: Mapping[str, str], names: Collection[str]) -> str:
 
 
 def _told(settings: Sequence[Mapping[str, str]]) -> list[str]:
-    """Fields that have several values, and kinds of parts that not all have."""
+    """Fields with several values, and kinds of parts that only some methods have."""
     return [
         name
         for name in differing(settings)

@@ -1,10 +1,10 @@
-"""Run folders: the only code that knows what is in one.
+"""Run folders: reads and writes all of their files.
 
-schema       config.json, summary.json and metrics.jsonl, checked as they are read; which run it is
+schema       config.json, summary.json and metrics.jsonl, checked when read; identity of a run
 folder       writes them while a run trains
-status       how far the run in a folder has come
-find         the runs below some folders; which a comparison will have, and whether it is over
-comparable   what runs must have in common for their losses to be compared
-variants     runs that differ in nothing but their seed
+status       status of the run in a folder
+find         the runs below some folders, and those that a comparison will have
+comparable   conditions under which the losses of runs can be compared
+variants     runs that differ only in their seed
 statistics   means, standard errors and paired differences over seeds
 """

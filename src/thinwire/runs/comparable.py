@@ -1,4 +1,4 @@
-"""What runs must have in common for their losses to be compared, before and after they have run."""
+"""Conditions under which the losses of runs can be compared, before and after they have run."""
 
 import re
 from collections import Counter
@@ -24,9 +24,9 @@ def common_fields(described: Mapping[str, Any]) -> dict[str, str]:
 
 
 def common_ground(run: FinishedRun) -> dict[str, str]:
-    """What runs must have in common for their losses to be compared, flat.
+    """Fields that runs must share for their losses to be compared, flat.
 
-    Besides `common_fields`, what only the run itself knew.
+    `common_fields`, and what only a finished run knows.
     """
     # The built-in corpora are files of an installation: another Python, other tokens.
     unknown = f"not recorded (Python {run.summary.versions.get('python', 'unknown')})"
@@ -92,8 +92,6 @@ def check_comparable(described: Mapping[str, Mapping[str, Any]]) -> None:
     for label, other in others:
         fields = common_fields(other)
         if fields != reference:
-            raise ConfigurationError(
-                f"compare {label} with {first}",
-                because=differences(fields, reference),
-                do="let the recipe give all methods the same model, data, steps and global batch",
-            )
+            what = f"compare {label} with {first}"
+            do = "let the recipe give all methods the same model, data, steps and global batch"
+            raise ConfigurationError(what, because=differences(fields, reference), do=do)

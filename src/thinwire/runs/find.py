@@ -55,7 +55,7 @@ def note_planned_runs(out: Path, runs: Collection[str], *, is_over: bool) -> Non
 
 
 def find_planned_runs(paths: Sequence[Path]) -> dict[Path, RunStatus]:
-    """What `find_runs` finds in `paths`, and runs that comparisons there have not begun.
+    """The runs of `find_runs`, and those that comparisons in `paths` have not begun.
 
     Args:
         paths: folders of runs, or folders that hold some.
@@ -68,10 +68,10 @@ def find_planned_runs(paths: Sequence[Path]) -> dict[Path, RunStatus]:
 
 
 def is_over(paths: Sequence[Path]) -> bool:
-    """Whether no run in `paths` is known to go on.
+    """True if all runs in `paths` have ended.
 
-    A comparison says so itself: runs of it may not have begun yet. Of other runs all must have
-    ended; one whose process was killed may go on.
+    A comparison records this itself, as it may have runs that have not begun. A run whose process
+    was killed has not ended: it may be resumed.
 
     Args:
         paths: folders of runs, or folders that hold some.

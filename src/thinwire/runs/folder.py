@@ -16,7 +16,7 @@ WITH_WORKERS = ("workers", "machine.threads")
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write `data` so that a reader sees the old file or the new one, never half of it."""
+    """Write `data` atomically: a reader sees the old file or the new one."""
     replace_text(path, json.dumps(data, indent=2, sort_keys=True, allow_nan=False) + "\n")
 
 
@@ -39,16 +39,14 @@ class RunFolder:
             return dict(read_summary(self.path).described)
 
     def check_free(self) -> None:
-        """Raise `ConfigurationError` if there is a run here; nothing of it is touched."""
+        """Raise `ConfigurationError` if the folder has a run, which is left alone."""
         if self.has_run():
-            raise ConfigurationError(
-                f"start a run in {self.path}",
-                because="it holds a run already",
-                do="add --resume to continue that one, or pass another --out",
-            )
+            what = f"start a run in {self.path}"
+            do = "add --resume to continue that one, or pass another --out"
+            raise ConfigurationError(what, because="it holds a run already", do=do)
 
     def open(self, config: dict[str, Any]) -> None:
-        """Begin a run here, or go on with the one there is.
+        """Begin a run in this folder, or continue the one that it has.
 
         Raises:
             ConfigurationError: the folder cannot be written.
@@ -67,7 +65,7 @@ class RunFolder:
             ) from error
 
     def note_data(self, fingerprint: str) -> None:
-        """Note the fingerprint of the tokens: a corpus of one name may differ between machines.
+        """Record the fingerprint of the tokens: a corpus of one name may differ between machines.
 
         Raises:
             CheckpointError: it cannot be written.
@@ -76,10 +74,10 @@ class RunFolder:
             write_json(self.path / "data.json", {"fingerprint": fingerprint})
 
     def check_same(self, config: dict[str, Any], *, may_differ: Collection[str] = ()) -> None:
-        """Raise `MismatchError` if the run here was started with another configuration.
+        """Raise `MismatchError` if the run of this folder was started with another configuration.
 
         Args:
-            config: of the run that is to go on.
+            config: of the run to continue.
             may_differ: fields that may have changed.
         """
         theirs, mine = identities(self.config(), config)
@@ -92,7 +90,7 @@ class RunFolder:
         )
 
     def config(self) -> dict[str, Any]:
-        """The description of the run here, as config.json has it, with today's names of slots.
+        """The configuration of the run, from config.json, with current names of slots.
 
         Raises:
             CheckpointError: the file is missing or damaged.
@@ -101,11 +99,11 @@ class RunFolder:
             return dict(read_config(self.path).described)
 
     def is_elastic(self) -> bool:
-        """Whether the run here is of an elastic worker: only these write events."""
+        """True if the run is of an elastic worker: only these write events."""
         return (self.path / "events.jsonl").exists()
 
     def workers(self) -> int:
-        """K of the run here."""
+        """K of the run."""
         return int(self.config()["workers"])
 
     @contextmanager
@@ -113,19 +111,16 @@ class RunFolder:
         try:
             yield
         except CheckpointError as error:
-            raise CheckpointError(
-                f"read {self.path / name}",
-                because=error.because,
-                do="restore the file, or start again with another --out",
-            ) from error
+            because, do = error.because, "restore the file, or start again with another --out"
+            raise CheckpointError(f"read {self.path / name}", because=because, do=do) from error
 
     def has_run(self) -> bool:
-        """Whether a run was begun here."""
-        # Checkpoints alone would be taken for those of whatever run begins here next.
+        """True if a run was begun in this folder."""
+        # Checkpoints alone would be taken for those of the next run.
         return (self.path / "config.json").exists() or self.checkpoints.exists()
 
     def cut_metrics(self, step: int) -> None:
-        """Forget records after `step`, and a line that a killed process left unfinished.
+        """Drop records after `step`, and a line that a killed process left unfinished.
 
         Raises:
             CheckpointError: the file cannot be written.
@@ -164,8 +159,5 @@ def _writing(file: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        raise CheckpointError(
-            f"write to {file}",
-            because=str(error),
-            do="free space or fix permissions, then add --resume",
-        ) from error
+        do = "free space or fix permissions, then add --resume"
+        raise CheckpointError(f"write to {file}", because=str(error), do=do) from error

@@ -1,7 +1,4 @@
-"""What a run folder's files hold: typed, and found whole and consistent, or refused.
-
-And which run a configuration describes: names as of today, and the fields that decide it.
-"""
+"""The files of a run folder, typed and checked for consistency; and the identity of a run."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,10 +14,10 @@ from thinwire.method import migrate_names
 _DEEPEST: Final = 50
 _STATES: Final = ("live_weights", "inner_state", "anchor", "outer_state", "feedback")
 
-# What fields begin with that say what the file of a model says.
+# Prefix of the fields with the contents of a model's file.
 MODEL_CONFIGURATION: Final = "model.configuration."
 
-# Where a run happens and what it writes may change when it is resumed; what it computes may not.
+# A resumed run may change these fields, but none that decides what it computes.
 _NOT_COMPUTED: Final = (
     "machine.device",
     "machine.outer_device",
@@ -34,14 +31,14 @@ T = TypeVar("T")
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Amount = Annotated[float, msgspec.Meta(ge=0)]
 
-# -- what the files hold ---------------------------------------------------------------------------
+# -- the files -------------------------------------------------------------------------------------
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """config.json.
 
     Args:
-        method: as it was asked for.
+        method: its text.
         sync_every: H.
         workers: K.
         worker_size: ranks of a worker.
@@ -101,10 +98,10 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
         peak_sent_bytes_per_step: most that a worker sent after one inner step.
         added_nbytes: that sealing added to each message; None where they were not sealed.
         wall_s: of the whole run.
-        wait_s: that a worker stood still for exchanges.
-        workers_here: workers that shared the process; None in a run that did not note it.
-        is_elastic: whether workers could join and leave.
-        contributions: how often a member's was rejected or clipped, by member and kind.
+        wait_s: waits of a worker for exchanges.
+        workers_here: workers that shared the process; None in runs of older versions.
+        is_elastic: workers could join and leave.
+        contributions: number of rejected or clipped ones, by member and kind.
         versions: of Python, torch and others.
         described: all of the file.
     """
@@ -136,14 +133,14 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         tokens: read by all workers together.
         loss: of training, mean of the workers since the record before.
         sent_bytes: by a worker.
-        wait_s: that a worker stood still for exchanges.
-        overlapped_s: in which exchanges travelled while it trained.
+        wait_s: waits of a worker for exchanges.
+        overlapped_s: of exchanges while it trained.
         wall_s: of the run so far.
-        val_loss: of the outer parameters; None where they were not evaluated.
+        val_loss: of the outer parameters; None if they were not evaluated.
         rounds: exchanges that were applied; None in runs of earlier versions.
         training_s: in inner and outer steps; None in runs of earlier versions.
-        inner_s: of them in inner steps; None in runs of earlier versions.
-        state_bytes: what each state of a worker takes, by its name; empty where not measured.
+        inner_s: of these, in inner steps; None in runs of earlier versions.
+        state_bytes: bytes of each state of a worker, by name; empty if not measured.
     """
 
     step: Count
@@ -165,11 +162,11 @@ class FinishedRun:
     """A finished run whose files agree with each other.
 
     Args:
-        folder: where it lies.
+        folder: of the run.
         config: config.json.
         summary: summary.json.
         records: metrics.jsonl, in the order of their steps; at least one.
-        corpus: fingerprint of the tokens; None in a run that did not note it.
+        corpus: fingerprint of the tokens; None in runs of older versions.
     """
 
     folder: Path
@@ -185,7 +182,7 @@ class FinishedRun:
 
     @property
     def memory_bytes(self) -> Mapping[str, int]:
-        """Bytes of each state that a worker held at the end; empty if the run did not note them."""
+        """Bytes of each state of a worker at the end; empty if not measured."""
         return self.records[-1].state_bytes
 
 
@@ -357,13 +354,13 @@ def _short(value: Any) -> str:
     return "missing" if value is None else repr(value)[:60]
 
 
-# -- which run it is -------------------------------------------------------------------------------
+# -- identity of a run -----------------------------------------------------------------------------
 
 
 def identity_fields(description: Mapping[str, Any]) -> dict[str, str]:
     """The fields of a described configuration that decide what a run computes, flat.
 
-    Two folders whose identity fields are equal hold the same run.
+    Two folders with equal identity fields have the same run.
 
     Args:
         description: nested as in config.json, or flat as in a checkpoint.
@@ -383,10 +380,10 @@ def identity_fields(description: Mapping[str, Any]) -> dict[str, str]:
 def identities(
     begun: Mapping[str, Any], asked_for: Mapping[str, Any]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The identity fields of a run that was begun and of the one that is asked for, comparable.
+    """The identity fields of a run that was begun and of a requested one, comparable.
 
-    Runs of earlier versions noted the name of the model's file and not what it said: then that is
-    left out of both.
+    Earlier versions recorded the name of the model's file and not its contents, which are then left
+    out of both.
 
     >>> identities({"model": {"size": "a"}}, {"model": {"size": "a", "configuration": {"b": 1}}})
     ({'model.size': 'a'}, {'model.size': 'a'})

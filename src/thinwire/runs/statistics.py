@@ -1,4 +1,4 @@
-"""What several seeds say: a mean, its standard error, and differences paired by seed."""
+"""Statistics over seeds: means, standard errors, and differences paired by seed."""
 
 import math
 import statistics
@@ -9,12 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """A mean over seeds, and how far it can be trusted.
+    """A mean over seeds and its standard error.
 
     Args:
         mean: over the seeds.
-        standard_error: of the mean; None where there is one seed, which says nothing about it.
-        seeds: over which.
+        standard_error: of the mean; None for a single seed.
+        seeds: of the mean.
     """
 
     mean: float

@@ -1,4 +1,4 @@
-"""How far the run in a folder has come, by the folder's own files; nothing of it is changed."""
+"""Status of the run in a folder, from its files; nothing is changed."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _FILES: Final = ("config.json", "summary.json", "metrics.jsonl", "checkpoints")
 
 
 class RunState(StrEnum):
-    """How far a run has come."""
+    """Progress of a run, or why it has no result."""
 
     FINISHED = "finished"
     ABSENT = "not begun"
@@ -41,8 +41,8 @@ class RunStatus:
     """A run's state, and the run itself if it is finished.
 
     Args:
-        state: how far it has come.
-        why: what is wrong, for people; empty where nothing is.
+        state: of the run.
+        why: the reason, in words; empty if it is finished.
         run: None unless the state is finished.
     """
 
@@ -55,7 +55,7 @@ class RunStatus:
 
 
 def read_run(folder: Path) -> RunStatus:
-    """The run in `folder`, or why it has no result.
+    """The run in `folder`, or the reason why it has no result.
 
     Args:
         folder: of one run.
@@ -87,12 +87,12 @@ def _read(folder: Path) -> RunStatus:
 
 
 def has_files_of_run(folder: Path) -> bool:
-    """Whether something of a run lies in `folder`, be it damaged."""
+    """True if `folder` has a file of a run, even a damaged one."""
     return any((folder / name).exists() for name in _FILES)
 
 
 def _last_step(folder: Path) -> str:
-    """The last step that was recorded, also of a run that was killed while it wrote."""
+    """The last recorded step, also of a run that was killed while it wrote."""
     try:
         lines = (folder / "metrics.jsonl").read_bytes().splitlines()
     except OSError:
@@ -101,11 +101,11 @@ def _last_step(folder: Path) -> str:
 
 
 def status_of(folder: Path, described: Mapping[str, Any]) -> RunStatus:
-    """How far one certain run has come, in the folder that it has or would have.
+    """Status of one certain run.
 
     Args:
-        folder: where it is or would be.
-        described: configuration of the run that is asked for.
+        folder: of the run, which may not exist.
+        described: configuration of the run.
     """
     try:
         theirs = read_config(folder)
@@ -129,13 +129,13 @@ def status_of(folder: Path, described: Mapping[str, Any]) -> RunStatus:
 
 
 def note_failure(folder: Path, kind: str, why: str) -> None:
-    """Leave in a run's folder why it ended; a folder without a run gets nothing."""
+    """Record in a run's folder why it ended; a folder without a run gets nothing."""
     if RunFolder(folder).has_run():
         write_json(folder / _FAILURE, {"kind": kind, "why": why})
 
 
 def forget_failure(folder: Path) -> None:
-    """Remove what `note_failure` left, because the run is tried again."""
+    """Remove the record of `note_failure`, before the run is tried again."""
     (folder / _FAILURE).unlink(missing_ok=True)
 
 
@@ -145,7 +145,7 @@ def forget_failure(folder: Path) -> None:
 def unrelated_runs(
     out: Path, known: Collection[str], described: Mapping[str, Any]
 ) -> dict[str, RunStatus]:
-    """Runs in `out` that do not belong to a comparison, and in what they differ from it.
+    """Runs in `out` that do not belong to a comparison, and their differences from it.
 
     Args:
         out: the comparison's folder.

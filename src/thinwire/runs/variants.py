@@ -1,4 +1,4 @@
-"""Variants of a comparison: runs that differ in nothing but their seed."""
+"""Variants of a comparison: runs that differ only in their seed."""
 
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,7 +19,7 @@ _Key: TypeAlias = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variant:
-    """Runs that differ in nothing but their seed, and what they say together.
+    """Runs that differ only in their seed, and their statistics.
 
     Args:
         label: of charts and tables; unique in a comparison.
@@ -90,9 +90,9 @@ class Variant:
 
 
 def repeated_runs(runs: Sequence[FinishedRun]) -> dict[Path, str]:
-    """Folders of runs whose configuration and seed an earlier one has, and which that is.
+    """Folders of runs with the configuration and seed of an earlier run, and that run.
 
-    A copy says nothing about the spread over seeds.
+    A copy has no information about the spread over seeds.
     """
     first: dict[tuple[_Key, int], FinishedRun] = {}
     repeated: dict[Path, str] = {}
@@ -106,7 +106,7 @@ def repeated_runs(runs: Sequence[FinishedRun]) -> dict[Path, str]:
 
 
 def variants_of(runs: Sequence[FinishedRun]) -> list[Variant]:
-    """`runs` by what was trained: methods in the order of their first runs, then by K and H.
+    """`runs` as variants: methods in the order of their first runs, then by K and H.
 
     Args:
         runs: no two with the same configuration and seed.

@@ -1,4 +1,4 @@
-"""Contract suites for tests of your own codec, transport or outer optimizer, and faults on purpose.
+"""Contract suites to test your codec, transport or outer optimizer, and fault injection.
 
 They need pytest and hypothesis.
 """

@@ -59,7 +59,7 @@ _FLOATS = st.floats(width=32, min_value=-_LARGEST, max_value=_LARGEST)
 
 @st.composite
 def _vectors(draw: st.DrawFn) -> Tensor:
-    """Normal numbers of some scale, or zeros, among which lie a few of any size."""
+    """Normal numbers of some scale, or zeros, and a few numbers of any size."""
     numel = draw(_SIZES)
     x = vector(numel, scale=draw(st.sampled_from(_SCALES)))
     odd = torch.tensor(draw(st.lists(_FLOATS, max_size=5)))[:numel]

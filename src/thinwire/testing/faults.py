@@ -1,4 +1,4 @@
-"""Faults on purpose: exchanges whose messages are changed on their way."""
+"""Fault injection: exchanges whose messages are changed in transit."""
 
 from collections.abc import Generator
 from typing import TypeVar
@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 
 class Change:
-    """What happens to an exchange on its way; by default nothing. Subclass it."""
+    """Changes of an exchange in transit; none by default. Subclass it."""
 
     def sent(self, post: Post) -> Post:
-        """What travels instead of `post`."""
+        """The post that is sent in place of `post`."""
         return post
 
     def arrived(self, post: Post, received: Received) -> Received:
-        """What the exchange gets instead of `received`."""
+        """The messages that the exchange receives in place of `received`."""
         del post
         return received
 

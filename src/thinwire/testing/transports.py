@@ -1,4 +1,4 @@
-"""The contract every transport keeps; subclass it and say how to connect yours."""
+"""Tests that every transport must pass: subclass `TransportContract` and connect yours."""
 
 import itertools
 import threading
@@ -45,7 +45,7 @@ def gathered(payload: Tensor, rank: int, workers: int) -> Posts[list[Tensor]]:
 
 
 def scattered(payloads: Sequence[Tensor], rank: int) -> Generator[Post, Received, list[Tensor]]:
-    """What every worker sent to this one, in rank order."""
+    """The payloads of all workers for this one, in rank order."""
     workers = range(len(payloads))
     others = [worker for worker in workers if worker != rank]
     taken = dict.fromkeys(others, payloads[rank].numel())
@@ -57,13 +57,13 @@ def scattered(payloads: Sequence[Tensor], rank: int) -> Generator[Post, Received
 def reduced(
     payloads: Sequence[Tensor], rank: int, reduce: Callable[[Sequence[Tensor]], Tensor]
 ) -> Posts[list[Tensor]]:
-    """What every worker made of the payloads that were sent to it, in rank order."""
+    """The reduced payload of every worker, in rank order."""
     received = yield from scattered(payloads, rank)
     return (yield from gathered(reduce(received), rank, len(payloads)))
 
 
 def swapped(payload: Tensor, rank: int, peer: int) -> Posts[Tensor]:
-    """What `peer` sent; a worker that is its own peer keeps its payload."""
+    """The payload of `peer`; a worker that is its own peer keeps its payload."""
     is_alone = peer == rank
     post = Post({}, {}) if is_alone else Post({peer: payload}, {peer: payload.numel()})
     theirs = (yield post).get(peer, payload)
@@ -117,7 +117,7 @@ def _gathering(rank: int, workers: int, seed: int) -> Posts[threading.Thread]:
 
 
 def _reduction(rank: int, workers: int, seed: int) -> Posts[threading.Thread]:
-    """What goes to worker j has 37 j bytes, and 0 for j = 0."""
+    """A message to worker j has 37 j bytes."""
 
     def shard(sender: int, to: int) -> Tensor:
         return payload_of(100 * seed + 10 * to + sender, 37 * to)
@@ -167,7 +167,7 @@ def _gather(transport: Transport, payload: Tensor) -> Round[list[Tensor]]:
 
 
 def check_worker(transport: Transport) -> None:
-    """What one worker can see of the contract: run it on all workers, each in its own thread.
+    """The part of the contract that one worker can check; run it on all workers, in threads.
 
     Raises:
         AssertionError: the transport does not keep the contract.
@@ -200,10 +200,10 @@ def check_worker(transport: Transport) -> None:
 
 
 def check_background(transport: Transport, *, within_s: float = 20.0) -> None:
-    """What one worker sees of a transport that carries on while training does.
+    """Check a transport that exchanges while training continues.
 
-    Exchanges must arrive, all their posts included, before any of them is waited for, and what
-    they take until then must count as overlapped.
+    Exchanges with all their posts must arrive before any of them is waited for, and their time
+    until then must count as overlapped.
 
     Args:
         transport: the worker's.
