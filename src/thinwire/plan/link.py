@@ -81,15 +81,6 @@ class TransferTime:
         """Seconds in which no other exchange can use the link."""
         return self.transfer_s + (self.latency_s - self.lag_s) + self.coding_s
 
-    def then(self, later: "TransferTime", *, coding_s: float = 0.0) -> "TransferTime":
-        """This transfer, `coding_s` of work, and then `later`."""
-        return TransferTime(
-            transfer_s=self.transfer_s + later.transfer_s,
-            latency_s=self.latency_s + later.latency_s,
-            lag_s=later.lag_s,
-            coding_s=self.coding_s + later.coding_s + coding_s,
-        )
-
 
 class Topology(ABC):
     """Paths of messages between K workers with equal links.

@@ -147,38 +147,24 @@ def resolve(source: str) -> Shape:
         rows = size.weights(size.counted_with)
         weights = (Weight.of(name, shape, layer=at, role=role) for name, shape, at, role in rows)
         return Shape(name=source, weights=tuple(weights))
-    path = _path(source, what)
+    path = Path(source)
+    if not path.exists() and not HUB_NAME.fullmatch(source):
+        raise unknown_model(what, source)
+    because, do = "the folder has no config.json", "pass that of a saved model, such as RUN/model"
+    check(not path.is_dir() or (path / "config.json").is_file(), what, because=because, do=do)
+    do = "pass a built-in size, or the config.json of a causal language model that it knows"
+    if not path.exists():
+        do = f"run `hf download {source} config.json` once: a plan uses no network"
     try:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         # Code that comes with a configuration is never run, and no prompt asks whether it may be.
-        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config)
     except Exception as error:  # a foreign configuration fails in any way
         because = f"transformers: {' '.join(str(error).split())}"
-        do = "pass a built-in size, or the config.json of a causal language model that it knows"
         if isinstance(error, ImportError):
             do = "pip install 'thinwire[train]', or pass the numbers of parameters and layers"
         raise ConfigurationError(what, because=because, do=do) from error
     return Shape.of_model(model, name=source)
-
-
-def _path(source: str, what: str) -> Path:
-    """The configuration file of `source`, which is no built-in size."""
-    path = Path(source)
-    file = path / "config.json" if path.is_dir() else path
-    if file.is_file():
-        return file
-    do = "pass the folder of a saved model, such as RUN/model"
-    check(not path.is_dir(), what, because="the folder has no config.json", do=do)
-    if not HUB_NAME.fullmatch(source):
-        raise unknown_model(what, source)
-    from huggingface_hub import try_to_load_from_cache
-
-    found = try_to_load_from_cache(source, "config.json")
-    if isinstance(found, str):
-        return Path(found)
-    because = "its config.json is not in the local Hugging Face cache, and a plan uses no network"
-    do = f"run `hf download {source} config.json` once, or pass the path of a config.json"
-    raise ConfigurationError(what, because=because, do=do)

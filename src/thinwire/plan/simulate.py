@@ -59,18 +59,21 @@ class Scenario:
             return TransferTime()
         gather, link, coding = self.topology.gather, self.link, self.coding
         if message.exchange == "gather":
-            taken = gather(message.payload_nbytes, workers, link)
-        elif message.exchange == "pairs":
+            return gather(message.payload_nbytes, workers, link)
+        if message.exchange == "pairs":
             # Pairs share no link. With an odd number of workers, the last one waits, too.
-            taken = gather(message.payload_nbytes, 2, link)
-        else:
-            scattered = self.topology.scatter(message.payload_nbytes / workers, workers, link)
-            gathered = gather(message.result_nbytes, workers, link)
-            shard = message.parameters / workers
-            between_s = coding.decode_s_per_parameter * shard * workers
-            between_s += coding.encode_s_per_parameter * shard
-            taken = scattered.then(gathered, coding_s=between_s)
-        return taken
+            return gather(message.payload_nbytes, 2, link)
+        scattered = self.topology.scatter(message.payload_nbytes / workers, workers, link)
+        gathered = gather(message.result_nbytes, workers, link)
+        shard = message.parameters / workers
+        between_s = coding.decode_s_per_parameter * shard * workers
+        between_s += coding.encode_s_per_parameter * shard
+        return TransferTime(
+            transfer_s=scattered.transfer_s + gathered.transfer_s,
+            latency_s=scattered.latency_s + gathered.latency_s,
+            lag_s=gathered.lag_s,
+            coding_s=between_s,
+        )
 
     def encode_s(self, index: int) -> float:
         """Seconds in which a worker encodes message `index` before it is sent."""
