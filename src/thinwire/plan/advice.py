@@ -102,8 +102,8 @@ class Choice:
 
     @property
     def label(self) -> str:
-        """`text` without H and the size of the model."""
-        return replace(self, sync_every=None, parameters=None).text
+        """`text` for a narrow table, without H, exchange and the size of the model."""
+        return replace(self, sync_every=None, parameters=None, exchange=None).text
 
     @property
     def python(self) -> str:
