@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -59,33 +59,35 @@ class ParallelRunner(Runner):
         lock, stopped = threading.Lock(), threading.Event()
 
         def work(process: _Process) -> None:
-            with suppress(IndexError):  # nothing is left
-                while not stopped.is_set():
+            while True:
+                with lock:
+                    if stopped.is_set() or not left:
+                        return
                     number, packed = left.popleft()
-                    for _ in range(_ATTEMPTS):
-                        with lock:
-                            observer = make_observer(runs[number])
-                        failures[number] = failure = process.carry_out(packed, observer, lock)
-                        with lock:
-                            if failure is not None and not stopped.is_set():
-                                observer.fail(str(failure))
-                            observer.close()
-                            if stopped.is_set() or process.is_alive():
-                                break
-                            process.start()
+                for _ in range(_ATTEMPTS):
+                    with lock:
+                        observer = make_observer(runs[number])
+                    failures[number] = failure = process.carry_out(packed, observer, lock)
+                    with lock:
+                        if failure is not None and not stopped.is_set():
+                            observer.fail(str(failure))
+                        observer.close()
+                        if stopped.is_set() or process.is_alive():
+                            break
+                        process.start()
 
         with ThreadPoolExecutor(self._jobs) as threads:
             try:
-                for worked in [threads.submit(work, process) for process in processes]:
+                for worked in as_completed(threads.submit(work, each) for each in processes):
                     worked.result()
             finally:
                 with lock:  # no process is started after it
                     stopped.set()
                 for process in processes:
                     process.stop()
-        for folder in {run.log.parent for run in runs}:
-            with suppress(OSError):  # it stays if it has logs
-                folder.rmdir()
+                for folder in {run.log.parent for run in runs}:
+                    with suppress(OSError):  # it stays if it has logs
+                        folder.rmdir()
         return failures
 
 
