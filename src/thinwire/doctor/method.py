@@ -120,16 +120,16 @@ def method_finding(link: Link | None, planned: ExpectedRun, run: RunDescription)
     if own is not None and own.fits:
         return Finding("ok", f"{_own_text(own)}; {figures}", plan)
     advice = advise(job, target=_TARGET, usable=Method.check_elastic)
-    said = [_advice_text(advice), figures]
+    found = [_advice_text(advice), figures]
     if own is not None:
-        said.insert(0, _own_text(own))
+        found.insert(0, _own_text(own))
         plan = f"begin another run, all workers of which have the flags of one below; {plan}"
     elif advice.recommended:
         plan = f"all workers take the flags of one below; {plan}"
     is_known = planned.shape is not None or run.size() is not None
     return Finding(
         "ok" if own is None and advice.recommended else "warn",
-        "; ".join(said),
+        "; ".join(found),
         plan,
         RunAdvice(advice, job, planned.model if is_known else _MODEL),
     )

@@ -18,7 +18,7 @@ def differences_table(variants: Sequence[Variant]) -> TextTable:
     """
     settings = [variant.settings for variant in variants]
     parts: dict[str, list[str]] = {}
-    for name in _told(settings):
+    for name in _differing_fields(settings):
         parts.setdefault(_part(name), []).append(name)
     columns = {part: [_text(part, its, names) for its in settings] for part, names in parts.items()}
     by_worth = sorted(columns, key=lambda part: -len(set(columns[part])))
@@ -41,7 +41,7 @@ def shared_table(variants: Sequence[Variant]) -> TextTable:
     """Fields of the configurations that are the same for all methods that have them."""
     settings = [variant.settings for variant in variants]
     values = {name: value for its in settings for name, value in its.items()}
-    apart = _told(settings)
+    apart = _differing_fields(settings)
     return TextTable(
         title="Settings that all have in common, or all with the same part",
         head=("field", "value"),
@@ -72,7 +72,7 @@ def _text(part: str, its: Mapping[str, str], names: Collection[str]) -> str:
     return ", ".join(found) or "-"
 
 
-def _told(settings: Sequence[Mapping[str, str]]) -> list[str]:
+def _differing_fields(settings: Sequence[Mapping[str, str]]) -> list[str]:
     """Fields with several values, and kinds of parts that only some methods have."""
     return [
         name

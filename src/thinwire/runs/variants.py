@@ -165,5 +165,5 @@ def _labels(runs: Sequence[FinishedRun]) -> list[str]:
 
 def _label(name: str, its: Mapping[str, str], different: Collection[str]) -> str:
     first = [*(f for f in _SYMBOLS if f in different), *(f for f in different if f not in _SYMBOLS)]
-    told = [f"{_SYMBOLS.get(f, f.rpartition('.')[2])}={its.get(f, 'none')}" for f in first[:_FEW]]
-    return " ".join([name, *told])
+    shown = [f"{_SYMBOLS.get(f, f.rpartition('.')[2])}={its.get(f, 'none')}" for f in first[:_FEW]]
+    return " ".join([name, *shown])

@@ -57,18 +57,18 @@ class Model:
             ConfigurationError: the file cannot be read.
         """
         named = {"kind": type(self).__name__, "size": self.size}
-        return named if self.size in LLAMA_SIZES else named | {"configuration": self._said}
+        return named if self.size in LLAMA_SIZES else named | {"configuration": self._changed}
 
     @cached_property
-    def _said(self) -> dict[str, Any]:
-        said = self._read.to_dict()
+    def _changed(self) -> dict[str, Any]:
+        described = self._read.to_dict()
         try:
             usual = type(self._read)().to_dict()
         except Exception:  # a foreign type may not be made without arguments
             usual = {}
         changed = {
             name: value
-            for name, value in said.items()
+            for name, value in described.items()
             if name == "model_type" or name not in usual or usual[name] != value
         }
         kept = {name: changed[name] for name in changed if name not in _NOT_OF_THE_MODEL}

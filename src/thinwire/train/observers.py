@@ -145,8 +145,8 @@ class Terminal(Observer):
             whole = "  ".join(part.replace(" ", "\0") for part in parts)
             room = max(1, self._console.width - _BAR_AND_TIME)
             lines = textwrap.wrap(whole, room, break_long_words=False, break_on_hyphens=False)
-            told = "\n".join(lines).replace("\0", " ")
-            self._progress.update(self._task, completed=record["step"], description=told)
+            shown = "\n".join(lines).replace("\0", " ")
+            self._progress.update(self._task, completed=record["step"], description=shown)
         elif "val_loss" in record:
             self._say("  ".join(parts))
 
