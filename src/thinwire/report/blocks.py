@@ -82,9 +82,6 @@ class TextTable(Block):
         main: columns that a narrow window shows beside the first one; empty: all.
         rest: indices of rows that are hidden until a reader shows all.
         name: of the element; a table with a name can be sorted, and copied as text with tabs.
-
-    Raises:
-        ConfigurationError: a row has more cells than there are columns.
     """
 
     title: str

@@ -21,9 +21,6 @@ class Page:
         blocks: from top to bottom.
         scripts: files of this package with the page's JavaScript.
         refresh_s: seconds after which the page reloads itself while its runs train; None: never.
-
-    Raises:
-        ConfigurationError: `refresh_s` is not above 0.
     """
 
     title: str
