@@ -75,7 +75,7 @@ UNREADABLE = {
         "0s|-1s": "above 0",
         "1h30min": "no unit 'h30min'",
     },
-    units.parse_latency: {"-1ms": "not 0 or more", "5": "has no unit"},
+    units.parse_latency: {"-1ms": "it is negative", "5": "has no unit"},
     units.parse_count: {
         "7 X": "no unit 'X'; do: write a number and its unit: none, k, M, B, T",
         "7 Bi": "no unit 'Bi'.*did you mean 'B'",

@@ -165,9 +165,11 @@ def _read(kind: str, text: str, *, may_be_zero: bool = False) -> Fraction:
     number *= _scale(kind, "".join(unit.split()), what)
     because, do = "it is too large a number", "write a smaller number"
     check(number <= sys.float_info.max, what, because=because, do=do)
-    least = "0 or more" if may_be_zero else "above 0"
+    because, do = "it is not above 0", "write a number above 0"
+    if may_be_zero:
+        because, do = "it is negative", "write a number from 0 up"
     is_in_range = float(number) > 0 or (may_be_zero and float(number) == 0)
-    check(is_in_range, what, because=f"it is not {least}", do=f"write a number {least}")
+    check(is_in_range, what, because=because, do=do)
     return number
 
 
