@@ -1,4 +1,4 @@
-"""K workers in one process: the twin of the real network, exact and without one."""
+"""K workers in one process, without a network."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def answers_of(posts: Sequence[Post | None], tag: RoundTag) -> Sequence[dict[int, Tensor]]:
-    """The answers to all workers, which post at once, in rank order.
+    """The answers to simultaneous posts of all workers, in rank order.
 
     A worker whose exchange has ended (None) sends and expects nothing.
 
@@ -40,16 +40,17 @@ def answers_of(posts: Sequence[Post | None], tag: RoundTag) -> Sequence[dict[int
     present = [post or Post({}, {}) for post in posts]
     answers: list[dict[int, Tensor]] = []
     for rank, post in enumerate(present):
-        others = [(k, theirs) for k, theirs in enumerate(present) if k != rank]
-        answers.append({k: theirs.to[rank] for k, theirs in others if rank in theirs.to})
-        sent = {k: payload.numel() for k, payload in answers[-1].items()}
-        check(
-            sent == post.take,
-            f"exchange {tag}",
-            because=f"worker {rank} expects {dict(post.take)} bytes by sender, and is sent {sent}",
-            do="give all workers the same model and method",
-            kind=ExchangeError,
-        )
+        answer = {
+            k: each.to[rank] for k, each in enumerate(present) if rank in each.to and k != rank
+        }
+        sent = {k: payload.numel() for k, payload in answer.items()}
+        if sent != post.take:
+            raise ExchangeError(
+                f"exchange {tag}",
+                because=f"worker {rank} expects {dict(post.take)} bytes by sender, and gets {sent}",
+                do="give all workers the same model and method",
+            )
+        answers.append(answer)
     if not all(post.is_to_all(len(posts)) for post in present):
         return answers
     made, lock = dict[Any, Any](), threading.Lock()
@@ -61,7 +62,7 @@ _Meeting: TypeAlias = dict[int, RunningExchange[Any]]
 
 
 class _Hub:
-    """Where the workers meet: exchange n of each worker goes to meeting n."""
+    """The state that the workers share: exchange n of each worker belongs to meeting n."""
 
     def __init__(self, workers: int, timeout_s: float) -> None:
         self.workers, self.timeout_s = workers, timeout_s
@@ -70,7 +71,7 @@ class _Hub:
         self.meetings: dict[int, _Meeting] = {}
 
     def carry(self, meeting: _Meeting, tag: RoundTag) -> None:
-        """Carry all exchanges of a meeting to their end; the first thread does it for all."""
+        """Run all exchanges of a meeting to their end; the first thread does so for all."""
         with self.arrived:
             self.arrived.wait_for(lambda: len(meeting) == self.workers, self.timeout_s)
             missing = [str(rank) for rank in range(self.workers) if rank not in meeting]
@@ -90,11 +91,11 @@ class _Hub:
                     for running, answer in zip(everyone, answers, strict=True):
                         if running.post is not None:
                             running.answer(answer)
-            except Exception as error:  # it stops the exchange for all: each of them raises it
+            except Exception as error:  # every worker raises it
                 for running in everyone:
                     running.error = error
             for running in everyone:
-                running.arrive = bool  # lets go of the others
+                running.arrive = bool  # drops the reference to the others
 
 
 class _InProcess(Transport):
@@ -104,7 +105,7 @@ class _InProcess(Transport):
 
     def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
         del tag
-        # Workers that share a thread are built one after the other: nothing can be waited for.
+        # Workers that share a thread are built in turn, so this cannot wait for the others.
         with self._hub.arrived:
             self._hub.announced[self.rank] = card
             return dict(self._hub.announced)
@@ -119,7 +120,7 @@ class _InProcess(Transport):
             meeting[self.rank] = running
             running.arrive = partial(hub.carry, meeting, tag)
             if len(meeting) == hub.workers:
-                # The exchanges hold on to it; no other worker will ask for it.
+                # The exchanges refer to it; no other worker will look it up.
                 del hub.meetings[number]
             hub.arrived.notify_all()
         if hub.workers == 1:
@@ -128,12 +129,12 @@ class _InProcess(Transport):
 
 
 def in_process(workers: int, *, timeout_s: float = 0.0) -> list[Transport]:
-    """Connected transports for `workers` workers that live in this process.
+    """Connected transports for K workers in this process.
 
     Args:
         workers: K.
-        timeout_s: seconds that a worker waits for the others. 0 suits workers that share a thread
-            (`begin()` on all, then `finish()` on all): one that is missing then never comes.
+        timeout_s: seconds that a worker waits for the others; 0 for workers that share a thread
+            (`begin()` on all, then `finish()` on all).
 
     Returns:
         One transport per worker, in rank order.
