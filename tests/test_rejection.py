@@ -14,13 +14,15 @@ from thinwire import codecs
 from thinwire.blocks import DenseVector
 from thinwire.errors import RoundDiscarded
 from thinwire.exchange import Exchange, ExchangeState, RoundResult
-from thinwire.rejection import Consequence, MessageKind, Rejection, RejectReason
+from thinwire.rejection import Consequence, Kind, Rejection, RejectReason
 from thinwire.testing.faults import Change, Changing
 from thinwire.transport import in_process
 
 SKIPPED, SENT_AGAIN = Consequence.SKIPPED, Consequence.SENT_AGAIN
 LOST, DISCARDED = Consequence.LOST, Consequence.DISCARDED
 REASONS = [reason for reason in RejectReason if reason is not RejectReason.NONE]
+
+KINDS = [Kind.WHOLE, Kind.SHARD, Kind.MEAN]
 
 # reason, then what follows for a whole pseudo-gradient, a shard and a combined shard
 TABLE = [
@@ -30,18 +32,18 @@ TABLE = [
     (RejectReason.NOT_FINITE, LOST, LOST, DISCARDED),
     (RejectReason.OUTLIER, LOST, LOST, DISCARDED),
 ]
-ROWS = [(row[0], kind, row[1 + place]) for row in TABLE for place, kind in enumerate(MessageKind)]
+ROWS = [(row[0], kind, row[1 + place]) for row in TABLE for place, kind in enumerate(KINDS)]
 
 
 def test_the_table_has_every_reason_and_kind_once() -> None:
-    assert [row[:2] for row in ROWS] == list(itertools.product(REASONS, MessageKind))
+    assert [row[:2] for row in ROWS] == list(itertools.product(REASONS, KINDS))
     for reason, kind, consequence in ROWS:
         assert Rejection(reason=reason).consequence(kind) is consequence
 
 
 def test_a_reason_has_a_text_and_no_reason_has_no_consequence() -> None:
     assert len({str(Rejection(reason=reason)) for reason in REASONS}) == len(REASONS)
-    for kind in MessageKind:
+    for kind in KINDS:
         with pytest.raises(KeyError):
             Rejection(reason=RejectReason.NONE).consequence(kind)
 
@@ -96,12 +98,12 @@ def states_of(exchange: Exchange) -> list[ExchangeState]:
 @pytest.mark.parametrize("reason", REASONS)
 @pytest.mark.parametrize(
     ("exchange", "kind"),
-    [(tw.Gather(), MessageKind.WHOLE), (tw.ReduceScatter(), MessageKind.SHARD)],
+    [(tw.Gather(), Kind.WHOLE), (tw.ReduceScatter(), Kind.SHARD)],
 )
 def test_an_exchange_does_what_the_row_says(exchange, kind, reason: RejectReason) -> None:
     is_damaged = reason is RejectReason.DAMAGED
     change = flipped if is_damaged else torch.clone
-    transports = changed_team(change, shards=kind is MessageKind.SHARD)
+    transports = changed_team(change, shards=kind is Kind.SHARD)
     states = states_of(exchange)
 
     def run() -> list[RoundResult]:

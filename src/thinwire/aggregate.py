@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from thinwire.blocks import (
-    ComputedVector,
     DenseVector,
     StreamedVector,
     VectorPart,
@@ -42,10 +41,9 @@ class Payloads:
         coder: decodes them.
         payloads: one per worker, in rank order.
         round: number of the exchange in which they were encoded.
-        scales: by which each worker's tensors are multiplied, fp32 [workers, tensors]; None where
-            they are taken as they are.
+        scales: factors of each worker's tensors, fp32 [workers, tensors]; None for factors of 1.
         sizes: of these tensors, one after the other; by default the layout's segments.
-        room: memory for `zeros`, of [numel] or more; by default it is taken anew.
+        room: memory for `zeros`, of [numel] or more; by default it is allocated.
     """
 
     coder: BoundCodec
@@ -66,30 +64,31 @@ class Payloads:
 
     @property
     def numel(self) -> int:
-        """Of a vector."""
+        """Size of a vector."""
         return self.coder.layout.numel
 
     def zeros(self) -> Tensor:
-        """A vector to add to: fp32 [numel]; one at a time where there is `room` for it."""
+        """Zeros to add to, fp32 [numel]; with `room`, one vector at a time."""
         if self.room is not None:
             return self.room[: self.numel].zero_()
         return torch.zeros(self.numel, device=self.payloads[0].device)
 
     def coefficients(self, worker: int) -> Tensor:
-        """What one worker sent, before the codec's transform is inverted; not to be changed."""
+        """The decoded payload of one worker, without the inverse of the transform; read-only."""
         numbers = self.coder.coefficients(self.payloads[worker], self.round)
         if self.scales is None:
             return numbers
         of_segments = [s.numel for s in self.coder.layout.segments]
         sizes = torch.tensor(self.sizes or of_segments, device=numbers.device)
-        return numbers * self.scales[worker].repeat_interleave(sizes, output_size=self.numel)
+        scales = self.scales[worker].to(numbers.device)
+        return numbers * scales.repeat_interleave(sizes, output_size=self.numel)
 
     def to_vector(self, coefficients: Tensor) -> Tensor:
-        """The vector of a sum of coefficients, which are overwritten: one inverse, not K."""
+        """Invert the transform of a sum of coefficients, in place: once, not K times."""
         return self.coder.to_vector(coefficients)
 
     def add_to(self, out: Tensor, *, weight: float, senders: Tensor | None = None) -> None:
-        """out += weight * coefficients, one worker after the other in rank order.
+        """out += weight * coefficients, in rank order.
 
         Args:
             out: fp32 [numel].
@@ -107,7 +106,7 @@ class Payloads:
                 senders += numbers != 0
 
     def pieces(self, device: torch.device) -> Iterator[tuple[VectorPart, Payloads]]:
-        """The payloads of one part of the vector after the other, each brought to `device`."""
+        """The payloads of each part of the vector in turn, on `device`."""
         pieces = self.coder.pieces
         room = torch.empty(max((p.part.numel for p in pieces), default=0), device=device)
         for piece in pieces:
@@ -115,13 +114,12 @@ class Payloads:
             one = Payloads(coder=piece.codec, payloads=sent, round=self.round, room=room)
             if self.scales is not None:
                 runs = _runs(piece.part, self.coder.layout)
-                scales = self.scales[:, [place for place, _ in runs]]
-                sizes = [count for _, count in runs]
-                one = dataclasses.replace(one, scales=scales, sizes=sizes)
+                scales = self.scales[:, [place for place, _ in runs]].to(device)
+                one = dataclasses.replace(one, scales=scales, sizes=[count for _, count in runs])
             yield piece.part, one
 
     def is_finite(self, worker: int) -> bool:
-        """Whether all numbers are that `worker` sent."""
+        """True if all numbers of `worker` are finite."""
         found = (
             p.to_vector(p.coefficients(0)).isfinite().all()
             for _, p in self._only([worker]).pieces(self.payloads[worker].device)
@@ -129,7 +127,7 @@ class Payloads:
         return all(map(bool, found))
 
     def largest(self, *, but: int | None = None) -> float:
-        """A bound on the magnitude of any number sent; inf or NaN if one is not finite.
+        """A bound on the magnitude of all numbers; inf or NaN if one is not finite.
 
         Args:
             but: the place of a worker whose numbers are known to be finite.
@@ -166,26 +164,22 @@ class Payloads:
         return squares.sqrt()
 
     def scaled(self, scales: Tensor) -> Payloads:
-        """These payloads with every worker's tensors multiplied by `scales`, also."""
+        """These payloads, with every worker's tensors also multiplied by `scales`."""
         both = scales if self.scales is None else self.scales * scales
         return dataclasses.replace(self, scales=both)
 
     def without(self, left_out: Collection[int]) -> Payloads:
-        """These payloads without those at the places in `left_out`."""
+        """These payloads, without those at the places in `left_out`."""
         return self._only([place for place in range(self.workers) if place not in left_out])
 
     def _only(self, kept: list[int]) -> Payloads:
-        those = dataclasses.replace(
-            self,
-            payloads=[self.payloads[place] for place in kept],
-            scales=None if self.scales is None else self.scales[kept],
-        )
-        those._norms.extend(norms[kept] for norms in self._norms)
-        return those
+        payloads = [self.payloads[place] for place in kept]
+        scales = None if self.scales is None else self.scales[kept]
+        return dataclasses.replace(self, payloads=payloads, scales=scales)
 
 
 def _runs(part: VectorPart, layout: Layout) -> list[tuple[int, int]]:
-    """The segments that a part runs over, in its order, and how many of its numbers are in each."""
+    """The segments of a part in its order, and how many of its numbers are in each."""
     segments = layout.segments
     if part.ranges is None:  # blocks of one matrix
         return [(_segment_at(segments, part.start), part.numel)]
@@ -208,35 +202,33 @@ class Aggregate(ABC):
     """A rule that combines the workers' vectors into one."""
 
     elementwise: bool
-    """Whether each coordinate of the result depends on that coordinate of the payloads alone.
-    Then shards of a vector may be combined apart from each other. With a transform it is each
-    coefficient; a shard is encoded by itself, so all coefficients of its rows are in it.
-    """
+    """True if each coordinate of the result depends on that coordinate of the payloads alone, or
+    with a transform on that coefficient. Then shards of a vector can be combined separately."""
 
     @abstractmethod
     def combine(self, received: Payloads) -> Tensor:
-        """One new vector [numel] (fp32) from all payloads, in rank order.
+        """Combine all payloads into a new vector, fp32 [numel], in rank order.
 
-        If it is elementwise it is called for one part of the vector after the other.
+        An elementwise rule is called for one part of the vector after the other.
         """
 
     @property
     def allows_shards(self) -> bool:
-        """Whether the owner of a shard may combine it by this rule, seeing no more than the shard.
+        """True if the owner of a shard may combine it by this rule, without the other shards.
 
-        By default if it is elementwise. Other numbers may come out of it than of whole vectors.
+        By default if the rule is elementwise. The numbers may differ from those of whole vectors.
         """
         return self.elementwise
 
     needs_all_numbers: bool = False
-    """Whether a number that was not sent must not be taken for a zero; by default it may."""
+    """True if a number that was not sent must not count as zero; by default False."""
 
-    def by_parts(self, received: Payloads) -> tuple[Aggregate, Payloads] | None:
-        """An elementwise aggregate of payloads that comes to the same, or None.
+    def by_parts(self, received: Payloads) -> tuple[Aggregate, Payloads]:
+        """A rule and payloads with the same result, of which no rule changes the payloads first.
 
-        By default this one of `received`, if it is elementwise.
+        By default this rule and `received`. An elementwise one is evaluated part by part.
         """
-        return (self, received) if self.elementwise else None
+        return self, received
 
     def outliers(self, received: Payloads) -> dict[int, Rejection]:
         """The payloads to leave out before `combine`, by their place; by default none."""
@@ -244,13 +236,10 @@ class Aggregate(ABC):
         return {}
 
     def clipped(self, received: Payloads) -> dict[int, float]:
-        """By how much `combine` scales contributions that are too long, by place; by default none.
+        """Factors below 1 by which `combine` scales contributions, by place; by default none.
 
         Args:
             received: without outliers.
-
-        Returns:
-            a factor below 1 for each of them.
         """
         del received
         return {}
@@ -312,25 +301,25 @@ class MeanOverSenders(Aggregate):
 
 
 class _Around(Aggregate):
-    """A rule that changes the payloads, and has another one combine them."""
+    """A rule that changes the payloads, which another rule combines."""
 
     aggregate: Aggregate
 
     def _changed(self, received: Payloads) -> Payloads:
-        """What `aggregate` combines; by default all as it is."""
+        """The payloads for `aggregate`; by default unchanged."""
         return received
 
     def combine(self, received: Payloads) -> Tensor:
-        """What `aggregate` makes of the changed payloads."""
+        """Combine the changed payloads by `aggregate`."""
         return self.aggregate.combine(self._changed(received))
 
-    def by_parts(self, received: Payloads) -> tuple[Aggregate, Payloads] | None:
-        """What `aggregate` makes of the changed payloads."""
+    def by_parts(self, received: Payloads) -> tuple[Aggregate, Payloads]:
+        """Those of `aggregate`, for the changed payloads."""
         return self.aggregate.by_parts(self._changed(received))
 
     @property
     def needs_all_numbers(self) -> bool:
-        """Whether `aggregate` does."""
+        """Equal to that of `aggregate`."""
         return self.aggregate.needs_all_numbers
 
     def outliers(self, received: Payloads) -> dict[int, Rejection]:
@@ -344,7 +333,7 @@ class _Around(Aggregate):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MedianNormClip(_Around):
-    """Scales every worker's tensors down to the median norm, then combines what they are then.
+    """Scales every worker's tensors down to the median norm, then combines them.
 
     Delta_k -> min(1, median_j ||Delta_j|| / ||Delta_k||) Delta_k, tensor by tensor
 
@@ -378,7 +367,7 @@ class MedianNormClip(_Around):
 
     elementwise = False
 
-    # That most workers have a tensor above its median is not among `clipped`.
+    # Most workers have a tensor above its median, so `clipped` does not list them.
     def _changed(self, received: Payloads) -> Payloads:
         norms = received.segment_norms(received.payloads[0].device)
         median = norms.median(0).values
@@ -440,7 +429,7 @@ class TrimmedMean(Aggregate):
         if trim == 0:
             return MeanOverWorkers().combine(received)
         rows, out = [received.coefficients(worker) for worker in range(workers)], received.zeros()
-        # What is compared is copied, so no more than a block of all rows at a time.
+        # Comparisons copy, so they take no more than a block of all rows at a time.
         for part in spans(0, len(out), max(1, block_numel(out.device) // workers)):
             kept, total = [part.read(row) for row in rows], part.read(out)
             for _ in range(trim):
@@ -531,7 +520,7 @@ class ClipNorms(_Around):
 
     @property
     def allows_shards(self) -> bool:
-        """Whether `aggregate` does; each shard is then clipped by its own norms."""
+        """Equal to that of `aggregate`; each shard is then clipped by its own norms."""
         return self.aggregate.allows_shards
 
     def clipped(self, received: Payloads) -> dict[int, float]:
@@ -612,12 +601,12 @@ class DropOutliers(_Around):
 
     @property
     def elementwise(self) -> bool:
-        """Whether the aggregate that combines the rest is elementwise."""
+        """Equal to that of `aggregate`."""
         return self.aggregate.elementwise
 
     @property
     def allows_shards(self) -> bool:
-        """Whether the aggregate that combines the rest does."""
+        """Equal to that of `aggregate`."""
         return self.aggregate.allows_shards
 
     def outliers(self, received: Payloads) -> dict[int, Rejection]:
@@ -649,11 +638,11 @@ def aggregate_valid(
     Args:
         aggregate: the rule.
         received: on any device.
-        device: on which they are combined; default the CPU.
-        mine: the place of this worker's, which it has checked before it sent them.
+        device: of the result; default the CPU.
+        mine: the place of this worker's payload, if it was checked before it was sent.
 
     Returns:
-        the combined vector, and by place in `received` why a payload is not in it.
+        The combined vector, and the rejections of payloads that are not in it, by place.
 
     Raises:
         ExchangeError: a payload is not one of the codec.
@@ -662,7 +651,7 @@ def aggregate_valid(
     device = device or torch.device("cpu")
     rejected = aggregate.outliers(received)
     kept = received.without(rejected) if rejected else received
-    # A number of all workers' is a mean, and a transform is orthonormal: neither leaves the range.
+    # Neither a mean nor an orthonormal transform of such numbers leaves the range.
     if kept.largest(but=None if rejected else mine) < _FAR:
         return combined(aggregate, kept, device), rejected
     sent = [w for w in range(received.workers) if w not in rejected]
@@ -685,12 +674,12 @@ def aggregate_valid(
 def clipped_of(
     aggregate: Aggregate, received: Payloads, rejected: Collection[int]
 ) -> dict[int, float]:
-    """By how much `aggregate_valid` scaled contributions down, by place in `received`.
+    """Factors by which `aggregate_valid` scaled contributions down, by place in `received`.
 
     Args:
         aggregate: the rule.
-        received: what `aggregate_valid` was given.
-        rejected: the places of what it left out.
+        received: the argument of `aggregate_valid`.
+        rejected: the places that it left out.
     """
     kept = [place for place in range(received.workers) if place not in rejected]
     left = received.without(rejected) if rejected else received
@@ -698,15 +687,14 @@ def clipped_of(
 
 
 def combined(aggregate: Aggregate, received: Payloads, device: torch.device) -> StreamedVector:
-    """What `aggregate` makes of `received`, part by part where it can be made so."""
-    by_parts = aggregate.by_parts(received)
-    if by_parts is None:
-        on_device = [payload.to(device) for payload in received.payloads]
-        return DenseVector(aggregate.combine(dataclasses.replace(received, payloads=on_device)))
-    rule, payloads = by_parts
+    """Combine `received` by `aggregate`, part by part if the rule is elementwise."""
+    rule, sent = aggregate.by_parts(received)
+    if not rule.elementwise:
+        payloads = [payload.to(device) for payload in sent.payloads]
+        return DenseVector(rule.combine(dataclasses.replace(sent, payloads=payloads)))
 
     def blocks() -> Iterator[tuple[VectorPart, Tensor]]:
-        for part, sent in payloads.pieces(device):
-            yield part, rule.combine(sent)
+        for part, piece in sent.pieces(device):
+            yield part, rule.combine(piece)
 
-    return ComputedVector(received.numel, device, blocks)
+    return StreamedVector(received.numel, device, blocks)

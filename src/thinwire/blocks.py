@@ -1,7 +1,7 @@
-"""Vectors in blocks: a round reads and writes a fragment a part at a time, and never has it whole.
+"""Vectors in blocks: a round reads and writes a fragment part by part, and never as a whole.
 
-A part names some places of a flat vector. What is worked on (weights, anchor, feedback, payloads)
-is read part by part while it is in a core's cache, so a round makes no copy of a fragment's size.
+A part is a set of places of a flat vector. Weights, anchor, feedback and payloads are read part by
+part while they are in a core's cache, so a round makes no copy of a fragment's size.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def block_numel(device: torch.device | None = None) -> int:
 
 
 class VectorPart(ABC):
-    """Some places of a flat vector, in an order of their own.
+    """Some places of a flat vector, in any order.
 
     Args:
         start: the first place.
         stop: the place after the last.
-        numel: how many there are.
+        numel: number of places.
     """
 
     def __init__(self, start: int, stop: int, numel: int) -> None:
@@ -48,19 +48,19 @@ class VectorPart(ABC):
         """The part of `flat`, contiguous [numel]; it may share memory.
 
         Args:
-            flat: a vector, or the piece of one that begins at its place `origin`.
-            origin: see there.
+            flat: the vector, or a piece of it that begins at its place `origin`.
+            origin: place of the first number of `flat`.
         """
 
     @abstractmethod
     def write(self, flat: Tensor, x: Tensor, origin: int = 0) -> None:
-        """Put `x` [numel] where the part lies; nothing is done if `x` shares its memory."""
+        """Copy `x` [numel] to the part's places, unless it shares their memory."""
 
     ranges: Sequence[tuple[int, int]] | None = None
-    """The places as ranges in the part's order; None if they are no few ranges."""
+    """The places as ranges in the part's order; None if they are not a few ranges."""
 
     def shifted(self, by: int) -> VectorPart:
-        """The same places of a piece of a vector, as places of the vector; `by` is its start."""
+        """The places of the vector that has a piece with these places at `by`."""
         if not by:
             return self
         if by not in self._shifted:
@@ -69,10 +69,40 @@ class VectorPart(ABC):
 
     @abstractmethod
     def _shift(self, by: int) -> VectorPart:
-        """The part, `by` places further on."""
+        """The part, shifted by `by` places."""
 
 
-class Span(VectorPart):
+class Ranges(VectorPart):
+    """Several ranges, one after the other.
+
+    >>> Ranges([(0, 1), (2, 4)]).read(torch.arange(4.0))
+    tensor([0., 2., 3.])
+    """
+
+    def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
+        self.ranges: Sequence[tuple[int, int]] = tuple(ranges)
+        self._sizes = [stop - start for start, stop in ranges]
+        super().__init__(ranges[0][0], max(stop for _, stop in ranges), sum(self._sizes))
+
+    def read(self, flat: Tensor, origin: int = 0) -> Tensor:
+        """A view of a single range; a copy of several."""
+        if len(self.ranges) == 1:
+            return flat[self.start - origin : self.stop - origin]
+        return torch.cat([flat[start - origin : stop - origin] for start, stop in self.ranges])
+
+    def write(self, flat: Tensor, x: Tensor, origin: int = 0) -> None:
+        """Copy every range, unless `x` is the view that `read` returned."""
+        if len(self.ranges) > 1:
+            mine = [flat[start - origin : stop - origin] for start, stop in self.ranges]
+            copy_all(mine, x.split(self._sizes))
+        elif (view := self.read(flat, origin)).data_ptr() != x.data_ptr():
+            view.copy_(x)
+
+    def _shift(self, by: int) -> VectorPart:
+        return Ranges([(start + by, stop + by) for start, stop in self.ranges])
+
+
+class Span(Ranges):
     """The places from `start` to before `stop`.
 
     >>> Span(1, 3).read(torch.arange(4.0))
@@ -80,55 +110,7 @@ class Span(VectorPart):
     """
 
     def __init__(self, start: int, stop: int) -> None:
-        super().__init__(start, stop, stop - start)
-
-    def read(self, flat: Tensor, origin: int = 0) -> Tensor:
-        """A view."""
-        return flat[self.start - origin : self.stop - origin]
-
-    def write(self, flat: Tensor, x: Tensor, origin: int = 0) -> None:
-        """Copy, unless `x` is that view."""
-        mine = flat[self.start - origin : self.stop - origin]
-        if mine.data_ptr() != x.data_ptr():
-            mine.copy_(x)
-
-    @property
-    def ranges(self) -> Sequence[tuple[int, int]]:
-        """One range."""
-        return [(self.start, self.stop)]
-
-    def _shift(self, by: int) -> VectorPart:
-        return Span(self.start + by, self.stop + by)
-
-
-class Ranges(VectorPart):
-    """Several ranges, laid one after the other.
-
-    >>> Ranges([(0, 1), (2, 4)]).read(torch.arange(4.0))
-    tensor([0., 2., 3.])
-    """
-
-    def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
-        sizes = [stop - start for start, stop in ranges]
-        super().__init__(ranges[0][0], max(stop for _, stop in ranges), sum(sizes))
-        self._ranges, self._sizes = tuple(ranges), sizes
-
-    def read(self, flat: Tensor, origin: int = 0) -> Tensor:
-        """A copy."""
-        return torch.cat([flat[a - origin : b - origin] for a, b in self._ranges])
-
-    def write(self, flat: Tensor, x: Tensor, origin: int = 0) -> None:
-        """Copy every range."""
-        mine = [flat[a - origin : b - origin] for a, b in self._ranges]
-        copy_all(mine, x.split(self._sizes))
-
-    @property
-    def ranges(self) -> Sequence[tuple[int, int]]:
-        """All of them."""
-        return self._ranges
-
-    def _shift(self, by: int) -> VectorPart:
-        return Ranges([(a + by, b + by) for a, b in self._ranges])
+        super().__init__([(start, stop)])
 
 
 def copy_all(targets: list[Tensor], sources: Sequence[Tensor]) -> None:
@@ -160,7 +142,7 @@ def joined(parts: Sequence[VectorPart]) -> VectorPart:
 
     >>> both = joined([Span(0, 2), Span(2, 5)])
     >>> both.ranges
-    [(0, 5)]
+    ((0, 5),)
     """
     if len(parts) == 1:
         return parts[0]
@@ -173,20 +155,20 @@ def joined(parts: Sequence[VectorPart]) -> VectorPart:
             merged[-1] = (merged[-1][0], stop)
         else:
             merged.append((start, stop))
-    return Span(*merged[0]) if len(merged) == 1 else Ranges(merged)
+    return Ranges(merged)
 
 
 def spans(start: int, stop: int, step: int) -> list[VectorPart]:
-    """Spans of at most `step` places from `start` to before `stop`.
+    """Parts of at most `step` places from `start` to before `stop`.
 
     >>> [(s.start, s.stop) for s in spans(0, 5, 2)]
     [(0, 2), (2, 4), (4, 5)]
     """
-    return [Span(a, min(stop, a + step)) for a in range(start, stop, step)]
+    return [Ranges([(a, min(stop, a + step))]) for a in range(start, stop, step)]
 
 
 class LazyVector(ABC):
-    """A vector of fp32 that is computed where it is read.
+    """A vector of fp32 that is computed when it is read.
 
     Args:
         numel: of the vector.
@@ -198,15 +180,15 @@ class LazyVector(ABC):
 
     @abstractmethod
     def read(self, part: VectorPart, out: Tensor | None = None) -> Tensor:
-        """The numbers of `part`, fp32 [part.numel]: to be overwritten, until the next `read`.
+        """The numbers of `part`, fp32 [part.numel]; writable, and valid until the next `read`.
 
         Args:
             part: of the vector.
-            out: fp32 [part.numel] to write them to; by default memory of the vector's own.
+            out: fp32 [part.numel] to write them to; by default memory of the vector.
         """
 
     def is_finite(self) -> bool:
-        """Whether all of it is; by default it is computed for that."""
+        """True if all numbers are finite; by default they are computed."""
         step = block_numel(self.device)
         totals = [self.read(part).sum() for part in spans(0, self.numel, step)]
         if not totals or bool(torch.isfinite(torch.stack(totals)).all()):
@@ -240,20 +222,21 @@ Blocks: TypeAlias = Iterator[tuple[VectorPart, Tensor]]
 """Parts of a vector with their numbers."""
 
 
-class StreamedVector(ABC):
-    """A vector of fp32 that comes in blocks, each of them once and in an order of its own.
+class StreamedVector:
+    """A vector of fp32 that comes in blocks, each of them once and in any order.
 
     Args:
         numel: of the vector.
         device: on which the blocks are.
+        make: computes the blocks, each time it is called.
     """
 
-    def __init__(self, numel: int, device: torch.device) -> None:
-        self.numel, self.device = numel, device
+    def __init__(self, numel: int, device: torch.device, make: Callable[[], Blocks]) -> None:
+        self.numel, self.device, self._make = numel, device, make
 
-    @abstractmethod
     def blocks(self) -> Blocks:
-        """Every part with its numbers, fp32 [part.numel]: to be overwritten, until the next."""
+        """Every part with its numbers, fp32 [part.numel]; writable, and valid until the next."""
+        return self._make()
 
     def whole(self) -> Tensor:
         """All of it, as a new fp32 [numel]; what no block holds is zero."""
@@ -264,11 +247,11 @@ class StreamedVector(ABC):
 
 
 class ChangedVector(LazyVector):
-    """A vector each part of which is that of another one, changed.
+    """A vector whose parts are those of another one, changed by a function.
 
     Args:
-        vector: that is read.
-        change: given a part and what was read of it, which it may change; returns the part.
+        vector: the other one.
+        change: of a part and its numbers, which it may overwrite; returns the changed numbers.
     """
 
     def __init__(self, vector: LazyVector, change: Callable[[VectorPart, Tensor], Tensor]) -> None:
@@ -276,30 +259,12 @@ class ChangedVector(LazyVector):
         self._vector, self._change = vector, change
 
     def read(self, part: VectorPart, out: Tensor | None = None) -> Tensor:
-        """The part as it is changed."""
+        """The changed numbers of `part`."""
         return self._change(part, self._vector.read(part, out))
 
 
-class ComputedVector(StreamedVector):
-    """A vector whose blocks a function makes.
-
-    Args:
-        numel: of the vector.
-        device: on which the blocks are.
-        make: the blocks, each time anew.
-    """
-
-    def __init__(self, numel: int, device: torch.device, make: Callable[[], Blocks]) -> None:
-        super().__init__(numel, device)
-        self._make = make
-
-    def blocks(self) -> Blocks:
-        """What the function makes."""
-        return self._make()
-
-
 class DenseVector(LazyVector, StreamedVector):
-    """A vector that is there, read as one that is not; it is not changed by what is done to blocks.
+    """A vector in memory; its blocks are copies.
 
     >>> vector = DenseVector(torch.arange(3.0))
     >>> [values.mul_(2).tolist() for _, values in vector.blocks()], vector.whole()
@@ -307,7 +272,7 @@ class DenseVector(LazyVector, StreamedVector):
     """
 
     def __init__(self, values: Tensor) -> None:
-        super().__init__(len(values), values.device)
+        LazyVector.__init__(self, len(values), values.device)
         self._values = values
 
     def read(self, part: VectorPart, out: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Memory for messages that is used again once nothing refers to it."""
+"""A pool of memory for messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class BufferPool:
-    """Hands out memory, and hands it out again when no tensor shares it any more.
+    """Memory that is reused once no tensor shares it.
 
     On a CPU fresh memory of a fragment's size costs more than all arithmetic of a round: the system
     clears it page by page. Memory of a GPU comes from torch's own pool.
@@ -29,7 +29,7 @@ class BufferPool:
 
     def __init__(self) -> None:
         self._buffers: list[Tensor] = []
-        # A transport may make a message in a thread of its own.
+        # A transport's thread may make a message.
         self._lock = threading.Lock()
 
     def take(self, nbytes: int, device: torch.device) -> Tensor:
@@ -40,7 +40,7 @@ class BufferPool:
             for buffer in self._buffers:
                 if len(buffer) >= nbytes and not _is_shared(buffer):
                     return buffer[:nbytes]
-            # What is free and too small is given back: no more is kept than was in use at once.
+            # Free buffers that are too small go: no more is kept than was in use at once.
             self._buffers = [buffer for buffer in self._buffers if _is_shared(buffer)]
             self._buffers.append(torch.empty(nbytes, dtype=torch.uint8))
             return self._buffers[-1][:nbytes]
@@ -53,7 +53,7 @@ def _use_count(buffer: Tensor) -> int:
 
 @cache
 def _unshared() -> int:
-    """Of memory that only the tensor refers to which is asked about, and the asking itself."""
+    """The use count of memory that belongs to one tensor."""
     return _use_count(torch.empty(1))
 
 

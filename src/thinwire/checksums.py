@@ -1,6 +1,6 @@
 """Checksums at the speed of memory, on the device where the bytes are.
 
-They tell damage and drift, not an adversary: for that there is SHA-256.
+They detect damage and drift, but no adversary.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ROW_NBYTES = 8 * _COLUMNS
 
 
 def column_sums(values: Tensor) -> Tensor:
-    """The bytes of `values`, filled up with zeros, as 64-bit words in rows of 1024, added up.
+    """The sum of the rows of `values`: its bytes, padded with zeros, as 1024 64-bit words a row.
 
     sums[j] = sum_i words[1024 i + j] mod 2^64, little-endian
 
@@ -45,12 +45,12 @@ def column_sums(values: Tensor) -> Tensor:
         return rows.sum(0) + last
     import numpy as np
 
-    # numpy adds row to row, as they lie in memory: 2.5 times the speed of torch's columns.
+    # numpy adds row to row, in the order of memory, at 2.5 times the speed of torch.
     return torch.from_numpy(np.add.reduce(rows.numpy(), axis=0)) + last
 
 
 def anchor_digest(flat: Tensor) -> bytes:
-    """Eight bytes that tell two vectors apart: of the SHA-256 of their column sums.
+    """A digest of a vector: the first eight bytes of the SHA-256 of its column sums.
 
     Args:
         flat: [numel]; fp32, or of any other dtype.
@@ -102,9 +102,9 @@ class BlockSums:
 
 
 def checksum(body: Tensor) -> int:
-    """Four bytes that tell whether a message is whole.
+    """The checksum of a message's body, four bytes.
 
-    The CRC-32 of its body's column sums, followed by its length as 64 bits: sums do not see zeros.
+    The CRC-32 of its column sums, followed by its length as 64 bits: zeros do not change sums.
 
     Args:
         body: uint8 [n].
@@ -116,7 +116,7 @@ def checksum(body: Tensor) -> int:
 
 
 def refuse_vector() -> NoReturn:
-    """Raise `NonFiniteError`: what is to be sent is not finite."""
+    """Raise `NonFiniteError` for a vector that is not finite."""
     raise NonFiniteError(
         "encode a vector",
         because="it holds NaN or an infinity, which would reach every worker",
@@ -125,11 +125,11 @@ def refuse_vector() -> NoReturn:
 
 
 def checksums(bodies: Sequence[Tensor], total: Tensor | None = None) -> list[int]:
-    """The `checksum` of each body, in one wait for the device that they are on.
+    """The `checksum` of each body, with one synchronisation of their device.
 
     Args:
         bodies: uint8 [n] each.
-        total: a sum [] of what the bodies were made of, to be looked at in the same wait.
+        total: a sum [] of the encoded numbers, read in the same synchronisation.
 
     Raises:
         NonFiniteError: the total is not finite.

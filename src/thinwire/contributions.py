@@ -1,30 +1,28 @@
-"""Which members' contributions were rejected or scaled down, how often and why."""
+"""Counts of contributions that were rejected or scaled down, by member and reason."""
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from thinwire.rejection import Consequence, Rejection, RejectReason
 
 CLIPPED: Final = "clipped"
-"""What is said of a contribution that was used, but scaled down."""
+"""Counted for a contribution that was used, but scaled down."""
 
-KINDS: Final = (
-    *(reason.label for reason in RejectReason if reason > RejectReason.EMPTY),
-    CLIPPED,
-)
-"""All that is counted: the reasons of rejections, and `CLIPPED`."""
+_WRONG = (reason.label for reason in RejectReason if reason > RejectReason.EMPTY)
+KINDS: Final = (*_WRONG, CLIPPED)
+"""The kinds that are counted: the reasons of rejections, and `CLIPPED`."""
 
 _LOG: Final = logging.getLogger(__name__)
 
 
 def kinds_of(left_out: Mapping[int, Rejection], clipped: Collection[int]) -> dict[int, str]:
-    """What is counted of one exchange, by rank; a worker that has just joined did nothing wrong.
+    """The kinds that one exchange counts, by rank; a worker that has just joined is not counted.
 
     Args:
-        left_out: why a worker is not in the mean, by rank.
-        clipped: ranks that were scaled down.
+        left_out: rejections, by rank.
+        clipped: ranks whose contribution was scaled down.
 
     >>> kinds_of({2: Rejection(reason=RejectReason.NOT_FINITE)}, [0])
     {0: 'clipped', 2: 'not finite'}
@@ -38,13 +36,13 @@ def kinds_of(left_out: Mapping[int, Rejection], clipped: Collection[int]) -> dic
 
 
 class ContributionLog:
-    """What became of the contributions to a worker's rounds: warns of rejections, counts all.
+    """Counts rejected and clipped contributions to a worker's rounds, and warns of rejections.
 
     Args:
-        member: returns what the worker of a rank is called.
+        member: returns the name of the worker of a rank.
 
     Attributes:
-        left_out: how often each worker was left out of a mean, by rank.
+        left_out: number of means without a worker, by rank.
 
     >>> log = ContributionLog("worker {}".format)
     >>> log.note({}, {1: 0.25}, "a round")
@@ -55,23 +53,22 @@ class ContributionLog:
     def __init__(self, member: Callable[[int], str]) -> None:
         self._member = member
         self.left_out: dict[int, int] = {}
-        self._kinds: dict[str, Counter[str]] = {}
+        self._kinds = defaultdict[str, Counter[str]](Counter)
 
     def note(
         self, left_out: Mapping[int, Rejection], clipped: Collection[int], what: object
     ) -> None:
-        """Count those of one exchange; `what` names it."""
+        """Count the contributions of one exchange, called `what` in warnings."""
         for rank, kind in kinds_of(left_out, clipped).items():
-            self._kinds.setdefault(self._member(rank), Counter())[kind] += 1
-            if kind == CLIPPED:
-                continue
-            self.left_out[rank] = self.left_out.get(rank, 0) + 1
-            _LOG.warning("worker %d was left out of %s: %s", rank, what, left_out[rank])
+            self._kinds[self._member(rank)][kind] += 1
+            if kind != CLIPPED:
+                self.left_out[rank] = self.left_out.get(rank, 0) + 1
+                _LOG.warning("worker %d was left out of %s: %s", rank, what, left_out[rank])
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Exchanges in which a member's contribution was rejected or clipped, by member and kind.
+        """Numbers of rejected and clipped contributions, by member and kind.
 
-        A copy, in the order of the members' names: JSON-able.
+        A copy for JSON, in the order of the members' names.
         """
         return {
             member: kinds
@@ -80,9 +77,9 @@ class ContributionLog:
         }
 
     def state_dict(self, *, workers: int) -> dict[str, Any]:
-        """Counts of all workers and kinds.
+        """Counts of all workers and kinds, zeros included.
 
-        Those of 0, too: torch.distributed.checkpoint fills the keys that are there, and no other.
+        torch.distributed.checkpoint fills the keys of this state, and no others.
         """
         known, members = self.counts(), map(self._member, range(workers))
         return {
@@ -94,9 +91,8 @@ class ContributionLog:
         """Continue from `state`, perhaps of another number of workers."""
         counts = {int(rank): int(count) for rank, count in state["left_out"].items()}
         self.left_out = {rank: n for rank, n in counts.items() if n and rank < workers}
-        # What earlier versions wrote has no reasons.
-        told: Mapping[str, Any] = state.get("contributions", {})
-        members = map(self._member, range(workers))
-        self._kinds = {
-            m: Counter({k: int(n) for k, n in told[m].items()}) for m in members if m in told
-        }
+        # The checkpoints of earlier versions have no reasons.
+        saved: Mapping[str, Any] = state.get("contributions", {})
+        self._kinds.clear()
+        for member in map(self._member, range(workers)):
+            self._kinds[member].update({k: int(n) for k, n in saved.get(member, {}).items()})

@@ -1,4 +1,4 @@
-"""Error feedback: the part of earlier pseudo-gradients that was lost in encoding is sent again."""
+"""Error feedback: encoding errors of earlier pseudo-gradients are sent again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from thinwire.blocks import ComputedVector, LazyVector, StreamedVector, VectorPart
+from thinwire.blocks import LazyVector, StreamedVector, VectorPart
 from thinwire.codecs import BoundCodec
 from thinwire.errors import CheckpointError, ConfigurationError, NonFiniteError
 from thinwire.storage import StatePlacement, choose_storage
@@ -32,23 +32,23 @@ class FeedbackState(ABC):
             round: number of the exchange.
 
         Returns:
-            a sum [] that is finite if all is that was encoded; `out` is to be dropped if it is not.
+            A sum [] that is finite if all encoded numbers are; drop `out` if it is not.
 
         Raises:
-            NonFiniteError: `delta` is not finite, or its sum with the rest; on a CPU, where looking
-                costs no wait, before anything has changed.
+            NonFiniteError: `delta` is not finite, or its sum with the residual. Only on a CPU,
+                where the check needs no synchronisation, and before anything has changed.
         """
 
     def absorb(self, mean: StreamedVector) -> StreamedVector:
-        """What the outer optimizer applies, once the `mean` of a round is known.
+        """Return the vector that the outer optimizer applies, given the `mean` of a round.
 
-        By default the mean itself. It is called once for each round, in their order, and what it
-        returns is read once.
+        By default the mean itself. Call it once for each round, in their order, and read the vector
+        once.
         """
         return mean
 
     def prefetch(self) -> None:
-        """Begin to copy the residual to the device; by default there is none."""
+        """Start copying the residual to the device; by default there is none."""
         return
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -64,7 +64,7 @@ class Feedback(ABC):
     """Description of a feedback rule."""
 
     gives_momentum: bool = False
-    """Whether `FeedbackState.absorb` returns a momentum and not the mean: by default False."""
+    """True if `FeedbackState.absorb` returns a momentum and not the mean; by default False."""
 
     @abstractmethod
     def bind(self, numel: int, storage: StatePlacement) -> FeedbackState:
@@ -124,7 +124,7 @@ class _Residual(FeedbackState):
                 out[piece.where], part, delta.read(piece.part), decay=self._decay, round=round
             )
             piece.part.write(residual, part)
-            totals.append(_proof(part))  # what is left is finite if what was encoded is
+            totals.append(_proof(part))  # the residual is finite if the encoded numbers are
         self._memory.store(residual)
         total = torch.stack(totals).sum()
         if out.is_cpu and not bool(total.isfinite()):
@@ -136,7 +136,7 @@ class _Residual(FeedbackState):
     def absorb(self, mean: StreamedVector) -> StreamedVector:
         if not self._returns_mean:
             return mean
-        return ComputedVector(mean.numel, mean.device, partial(self._absorbed, mean))
+        return StreamedVector(mean.numel, mean.device, partial(self._absorbed, mean))
 
     def _absorbed(self, mean: StreamedVector) -> Iterator[tuple[VectorPart, Tensor]]:
         momentum = self._memory.fetch()
@@ -167,8 +167,8 @@ class _Residual(FeedbackState):
 def _proof(values: Tensor) -> Tensor:
     """A number that is not finite unless all of `values` are.
 
-    A sum is fastest on a CPU, and may leave the range where no number does: then one looks again,
-    which on a GPU would be a wait.
+    A sum is fastest on a CPU. It may overflow, and then the caller checks the numbers, which on a
+    GPU would need a synchronisation.
     """
     return values.sum() if values.is_cpu or not len(values) else values.abs().amax()
 
@@ -209,8 +209,8 @@ class ErrorFeedback(_WithResidual):
 
     Args:
         decay: beta in [0, 1]; with 1 everything is sent sooner or later.
-        device: where e rests between rounds: "cpu" for the host's memory, None for where the outer
-            loop keeps its state. The numbers do not depend on it, so workers may differ in it.
+        device: of e between rounds: "cpu" for the host's memory, None for that of the outer loop's
+            state. The numbers do not depend on it, so workers may differ in it.
 
     Raises:
         ConfigurationError: a decay outside [0, 1].
@@ -228,12 +228,12 @@ class ErrorFeedback(_WithResidual):
 class DecoupledMomentum(_WithResidual):
     """m = beta m + Delta; payload = encode(m); m = m - decode(payload) + mean of all payloads.
 
-    Of a worker's momentum only what travels is shared; the rest stays its own. The outer optimizer
-    gets beta m in place of the mean.
+    Only the part of a worker's momentum that travels is shared. The outer optimizer gets beta m in
+    place of the mean.
 
     Args:
         decay: beta in [0, 1].
-        device: where m rests between rounds, as in `ErrorFeedback`.
+        device: of m between rounds, as in `ErrorFeedback`.
 
     Raises:
         ConfigurationError: a decay outside [0, 1].

@@ -1,4 +1,4 @@
-"""Before the first step: do all workers describe the same run?"""
+"""Descriptions of runs, which all workers compare before the first step."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _WEIGHTS = "initial weights"
 _FROZEN = "frozen weights"
 _CONSEQUENCES = (_WEIGHTS, _FROZEN, "wire order", "fragment sizes")
 _WORDS: Mapping[str, Any] = {str(value): value for value in (None, False, True)}
-# Numbers whose column sums are hashed at once: rows that change places across them are found. Fewer
-# numbers than the second are hashed as they are, which takes as long as the sums and their hash.
+# Column sums are hashed block by block, so that rows in another order are found. Up to `_FEW`
+# numbers are hashed themselves, which takes as long as the sums and their hash.
 _BLOCK, _FEW = 1 << 20, 1 << 14
 
 
@@ -42,11 +42,11 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def weights_digest(tensors: Mapping[str, Tensor]) -> str:
-    """What tells the weights of two workers apart, at the speed of memory where `digest` hashes.
+    """A digest of weights at the speed of memory, where `digest` hashes all bytes.
 
-    SHA-256 of names, shapes and the column sums of every 2^20 numbers, in the order of the names;
-    of a few numbers, of these. Not proof against an adversary. fp16 and bf16 count as the fp32 that
-    they are, since workers may hold what is frozen in either; other numbers count as their bytes.
+    SHA-256 of names, shapes and the column sums of every 2^20 numbers, in the order of the names; a
+    few numbers are hashed themselves. It detects no adversary. fp16 and bf16 are converted to fp32,
+    since workers may hold frozen weights in either; other numbers count as their bytes.
 
     Args:
         tensors: by name, of any dtype and on any device.
@@ -71,7 +71,7 @@ def _bytes(flat: Tensor) -> bytes:
 
 def _as_real(values: Tensor) -> Tensor:
     values = values.detach()
-    # What is frozen may be complex, and float() would drop half of it.
+    # Frozen weights may be complex, and float() would drop half of them.
     return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
 
 
@@ -94,10 +94,10 @@ def flatten_description(value: Any, path: str = "") -> dict[str, str]:
 
 
 def nested_description(flat: Mapping[str, str]) -> dict[str, Any]:
-    """What `flatten_description` made `flat` of, as far as that can be told from it.
+    """The inverse of `flatten_description`, as far as there is one.
 
-    Empty mappings and lists leave nothing there, and a text that looks like a number becomes one:
-    flatten the result again to see whether it is the same.
+    Empty mappings and lists are lost, and a text that looks like a number becomes one. To check,
+    flatten the result again.
 
     Args:
         flat: one text per leaf, keyed by its path.
@@ -136,7 +136,7 @@ def _with_lists(tree: Any) -> Any:
         return tree
     branches = {name: _with_lists(value) for name, value in cast(dict[str, Any], tree).items()}
     places = [str(index) for index in range(len(branches))]
-    # In any order: as keys of JSON they may have been sorted as texts.
+    # In any order: keys of JSON may have been sorted as texts.
     return [branches[place] for place in places] if branches.keys() == set(places) else branches
 
 
@@ -145,12 +145,12 @@ def encode_description(
     weights: Mapping[str, Tensor] | None = None,
     frozen: Mapping[str, Tensor] | None = None,
 ) -> bytes:
-    """The description of a worker's run as bytes, which are equal for equal workers.
+    """Encode the description of a worker's run; equal workers have equal bytes.
 
     Args:
         description: of the run, nested.
-        weights: what the worker starts from; only their digest travels.
-        frozen: what it does not train, likewise.
+        weights: initial weights; only their digest travels.
+        frozen: weights that are not trained; only their digest travels.
     """
     flat = flatten_description(description)
     if weights is not None:
@@ -173,21 +173,21 @@ def _decode(rank: int, encoded: bytes) -> dict[str, str]:
         return json.loads(encoded)
     except ValueError as error:
         raise MismatchError(
-            f"start: what worker {rank} says of its run cannot be read",
+            f"start: the description of worker {rank} cannot be read",
             because="it is sealed and this worker has no token, or another program sent it",
             do="set THINWIRE_TOKEN to the same on all workers, or on none",
         ) from error
 
 
 def first_difference(a: Mapping[str, str], b: Mapping[str, str]) -> str | None:
-    """The field in which two flat descriptions differ that says most about why; None if equal.
+    """The most telling field in which two flat descriptions differ; None if they are equal.
 
     >>> first_difference({"kind": "SGD", "lr": "1"}, {"kind": "AdamW", "eps": "0.1", "lr": "1"})
     'kind'
     """
     differing = [field for field in a.keys() | b.keys() if a.get(field) != b.get(field)]
-    # Other shapes make other weights in another order, and another class has other fields: these
-    # come last, so that the cause is named and not what follows from it.
+    # Other shapes imply other weights in another order, and another class other fields. These come
+    # last, so that the cause is named and not a consequence.
     return min(
         differing,
         key=lambda f: (f.startswith(_CONSEQUENCES), f not in a or f not in b, f),
@@ -201,11 +201,11 @@ def check_same(
     """Raise `MismatchError` naming the field in which two flat descriptions differ.
 
     Args:
-        theirs: what was saved.
-        mine: what is asked for now.
-        cannot: what cannot be done then.
-        whose: the thing that was saved.
-        do: what to do about it.
+        theirs: the saved description.
+        mine: that of this run.
+        cannot: what cannot be done, for the error message.
+        whose: name of what was saved, for the error message.
+        do: advice, for the error message.
     """
     field = first_difference(theirs, mine)
     if field is not None:
@@ -230,7 +230,7 @@ def _raise_difference(rank_a: int, a: dict[str, str], rank_b: int, b: dict[str, 
 
 
 def check_same_run(theirs: Mapping[str, str], mine: Mapping[str, str]) -> None:
-    """Raise `MismatchError` unless both describe one run, whatever the number of workers.
+    """Raise `MismatchError` unless both describe one run, with any numbers of workers.
 
     >>> check_same_run({"method.sync_every": "5", "workers": "2"}, {"method.sync_every": "5"})
     """

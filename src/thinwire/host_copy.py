@@ -1,4 +1,4 @@
-"""Copies of tensors in the host's memory that no thread waits for before they are read."""
+"""Asynchronous copies of tensors in the host's memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def lies_on_gpu(tensor: Tensor) -> bool:
-    """Whether copying `tensor` to the host can go on beside what the GPU computes.
+    """True if `tensor` can be copied to the host while the GPU computes.
 
     >>> lies_on_gpu(torch.ones(2))
     False
@@ -19,13 +19,13 @@ def lies_on_gpu(tensor: Tensor) -> bool:
 
 
 class HostCopy:
-    """A tensor on its way to the host, which is waited for only when it is read.
+    """A copy of a tensor to the host; only `read` waits for it.
 
-    From a CUDA device it goes to pinned memory, on a stream of its own: neither the stream that
-    computes nor the thread that asks waits for it. `read` may be called in another thread.
+    From a CUDA device it goes to pinned memory on a side stream, so neither the current stream nor
+    the calling thread waits. `read` may be called in another thread.
 
     Args:
-        tensor: as it is when what was asked of its device so far is done.
+        tensor: copied after the work that was issued on its device before.
 
     >>> HostCopy(torch.ones(2)).read()
     tensor([1., 1.])
@@ -42,7 +42,7 @@ class HostCopy:
         with torch.cuda.stream(stream):
             self._host.copy_(tensor, non_blocking=True)
             self._arrived = stream.record_event()
-        # Its memory must not be given to others before the copy has left.
+        # Its memory must not be reused before the copy has ended.
         tensor.record_stream(stream)
 
     def read(self) -> Tensor:

@@ -161,7 +161,7 @@ def test_a_token_on_some_workers_only_is_refused() -> None:
     model = build_model()
     method = tw.presets.diloco(sync_every=2)
     tw.OuterLoop(model, adamw(model), method, transport=Sealed(sealed, SECRET))
-    with pytest.raises(tw.MismatchError, match=r"worker [01] says .* cannot be read; .* sealed"):
+    with pytest.raises(tw.MismatchError, match=r"of worker [01] cannot be read; .* sealed"):
         tw.OuterLoop(model, adamw(model), method, transport=plain)
     plain, sealed = in_process(2)
     tw.OuterLoop(model, adamw(model), method, transport=plain)

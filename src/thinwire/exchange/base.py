@@ -1,4 +1,4 @@
-"""What an exchange is given, what it costs, and what it returns."""
+"""The arguments, sizes and results of an exchange."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from thinwire.rejection import Rejection
 from thinwire.storage import StatePlacement
 
 Pattern: TypeAlias = Literal["gather", "reduce_scatter", "pairs", "server"]
-"""Which workers send what to which: all that a link must know of an exchange."""
+"""Which workers send what to which; a link model needs no more of an exchange."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,20 +25,20 @@ class ExchangeContext:
     """A fragment, its method and its workers, for one exchange state.
 
     Args:
-        codec: what travels.
-        feedback: what a round leaves for the next one.
-        aggregate: one pseudo-gradient from all workers'.
+        codec: encodes payloads.
+        feedback: carries encoding errors to the next round.
+        aggregate: combines the pseudo-gradients of all workers.
         layout: of the fragment's vector.
         fragment: its index.
-        workers: K, for as long as the exchange is bound.
-        rank: this worker's.
-        storage: where feedback rests.
-        drops_bad_messages: leave out bad messages; needs a transport that gives all workers the
-            same bytes, so that they find the same. Otherwise a bad message is an error.
-        has_own_anchors: each worker has an anchor of its own, so messages carry no digest of it.
+        workers: K.
+        rank: of this worker.
+        storage: of the feedback.
+        drops_bad_messages: leave out bad messages; the transport must give all workers the same
+            bytes. Otherwise a bad message is an error.
+        has_own_anchors: the anchors differ between workers, so messages have no digest of them.
         warns_of_same_work: warn if all workers send the same in the first round.
-        refuses_own: what this worker would send is an error if it is not finite; else it is sent,
-            and all workers hear of it.
+        refuses_own: raise if this worker's pseudo-gradient is not finite. Otherwise it is sent, and
+            all workers reject it.
     """
 
     codec: Codec
@@ -60,12 +60,12 @@ class Sizes:
     """Bytes and messages of one worker in one exchange, headers included.
 
     Args:
-        messages: of this worker's pseudo-gradient, by name.
-        result_nbytes: of the message made of others' messages; 0 without one.
-        sent_nbytes: that go to other workers, each message counted once.
-        received_nbytes: that come from other workers.
-        sent_count: messages that go to other workers, counted like their bytes.
-        received_count: messages that come from other workers.
+        messages: bytes of the messages of this worker's pseudo-gradient, by name.
+        result_nbytes: of the message with a combined shard; 0 without one.
+        sent_nbytes: to other workers, each message counted once.
+        received_nbytes: from other workers.
+        sent_count: messages to other workers, counted like their bytes.
+        received_count: messages from other workers.
         pattern: which workers send what to which.
     """
 
@@ -84,10 +84,10 @@ class RoundResult:
 
     Args:
         mean: of the fragment's vector, decoded as it is read.
-        left_out: why a worker is not in it, by rank.
-        messages: that the mean was made of, in rank order: enough to make it again.
-        clipped: the factor by which a worker's contribution was scaled down, by rank; under a
-            reduce-scatter, that of the shard which this worker owns.
+        left_out: rejections of the workers that are not in it, by rank.
+        messages: of which the mean was made, in rank order.
+        clipped: factors by which contributions were scaled down, by rank; under a reduce-scatter,
+            those of the shard that this worker owns.
     """
 
     mean: StreamedVector

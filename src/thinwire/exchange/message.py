@@ -1,4 +1,4 @@
-"""The envelope of a payload: who sent what, for which round, from which anchor, and is it whole.
+"""The header of a payload: sender, fragment, round, anchor and checksums.
 
 A message is a header of 64 bytes and a body, the codec's payload. All numbers are little-endian.
 docs/wire-format.md is the specification.
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from thinwire.checksums import checksum
 from thinwire.errors import ExchangeError, MismatchError
-from thinwire.rejection import Rejection, RejectReason
+from thinwire.rejection import Kind, Rejection, RejectReason
 from thinwire.storage import StatePlacement
 
 HEADER_NBYTES = 64
@@ -30,23 +30,8 @@ _CHECKSUM = struct.Struct("<I")
 _CHECKED = HEADER_NBYTES - _CHECKSUM.size
 
 
-class Kind:
-    """Codes for what the body of a message holds."""
-
-    WHOLE = 0
-    """A worker's pseudo-gradient."""
-    SHARD = 1
-    """A worker's pseudo-gradient, one shard of it."""
-    MEAN = 2
-    """What a shard's owner made of all workers' shards."""
-    NOTHING = 3
-    """No pseudo-gradient: the sender has just joined the run; the body is zeros."""
-    ANCHOR = 4
-    """The outer parameters, from a server to a worker that starts from them."""
-
-
 class Origin(NamedTuple):
-    """What a message says of where it comes from, before anything else in it is believed.
+    """Sender, round and anchor in a header, before the rest of the message is checked.
 
     Args:
         sender: rank.
@@ -60,7 +45,7 @@ class Origin(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a message says of its body.
+    """The description of a message's body.
 
     Args:
         fragment: index of the fragment.
@@ -95,16 +80,16 @@ class _Found(NamedTuple):
 
 
 def blank_message(body_nbytes: int, storage: StatePlacement) -> Tensor:
-    """Room for a header and a body, uint8 [64 + body_nbytes]: its contents are undefined."""
+    """Memory for a header and a body, uint8 [64 + body_nbytes], with undefined contents."""
     return storage.buffers.take(HEADER_NBYTES + body_nbytes, storage.device)
 
 
 def seal(message: Tensor, header: Header, body_checksum: int | None = None) -> Tensor:
-    """Write the header before the body that is in `message`, uint8 [64 + n], and return it.
+    """Write the header of `message`, uint8 [64 + n], which has its body, and return the message.
 
     Args:
         message: header and body.
-        header: what it says.
+        header: contents of the header.
         body_checksum: of the body; by default it is computed.
 
     >>> header = Header(codec="identity/f32", fragment=0, kind=Kind.WHOLE, shard=0, round=1,
@@ -122,7 +107,7 @@ def seal(message: Tensor, header: Header, body_checksum: int | None = None) -> T
 
 
 def read_origin(message: Tensor) -> Origin:
-    """Where `message` (uint8 [n]) says that it comes from; its body is not looked at.
+    """Read sender, round and anchor of `message` (uint8 [n]), without checking its body.
 
     For a receiver that does not know which message comes next; `open_message` must follow.
 
@@ -178,9 +163,9 @@ def body_of(message: Tensor, body_nbytes: int) -> Tensor:
 
 
 def examine(message: Tensor, expected: Header, *, body_nbytes: int) -> Rejection | None:
-    """What keeps `message` from being used as `expected`; None if nothing does.
+    """Return the reason for which `message` cannot be used as `expected`; None without one.
 
-    Where `open_message` raises, this returns. A newcomer's message is in order, and still not used.
+    `open_message` would raise it. A newcomer's message is sound, and still not used.
     """
     try:
         open_message(message, expected, body_nbytes=body_nbytes)

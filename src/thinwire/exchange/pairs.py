@@ -1,4 +1,4 @@
-"""Pairs: every worker swaps payloads with one other, drawn anew each round."""
+"""Pairs: every worker swaps payloads with one other, drawn at random each round."""
 
 from __future__ import annotations
 
@@ -37,11 +37,10 @@ def peers_of(workers: int, *, round: int, seed: int) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pairs(Exchange):
-    """Delta = aggregate(Delta_k, Delta_j) for one peer j of each worker k, drawn anew each round.
+    """Delta = aggregate(Delta_k, Delta_j) for one peer j of each worker k, drawn each round.
 
-    Every worker receives one payload, however many workers there are. Each pair moves its own
-    anchors, so the outer optimizer must be one whose workers have anchors of their own, and pull
-    them together again.
+    Every worker receives one payload, for any number of workers. Each pair moves its own anchors,
+    so the outer optimizer must have an anchor per worker, and pull them together.
 
     Args:
         seed: of the draw.

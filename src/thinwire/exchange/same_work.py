@@ -1,4 +1,4 @@
-"""Did the workers train apart? If all of them send the same, something made them equal."""
+"""Warns if all workers send the same: then they do not train apart."""
 
 import warnings
 
@@ -9,10 +9,10 @@ from thinwire.errors import SameWorkWarning
 
 
 def is_same_work(payloads: Payloads) -> bool:
-    """Whether the payloads of several workers are equal and hold a number but 0.
+    """True if the payloads of several workers are equal and not all 0.
 
     Data parallelism around the workers averages their gradients at every step, and workers with the
-    same data compute the same. Rounds, bytes and losses of such a run look right, and it is a run
+    same data compute the same. Rounds, bytes and losses of such a run look right, but it is a run
     of one worker.
     """
     # This worker's own may be on its device, and those of the others in the host's memory.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from thinwire.aggregate import Payloads, aggregate_valid, clipped_of, combined
-from thinwire.blocks import ComputedVector, DenseVector, LazyVector, StreamedVector, VectorPart
+from thinwire.blocks import DenseVector, LazyVector, StreamedVector, VectorPart
 from thinwire.checksums import checksums, refuse_vector
 from thinwire.codecs import BoundCodec
 from thinwire.errors import NonFiniteError, RoundDiscarded, check
@@ -22,7 +22,6 @@ from thinwire.exchange.base import ExchangeContext, RoundResult
 from thinwire.exchange.message import (
     HEADER_NBYTES,
     Header,
-    Kind,
     blank_message,
     body_of,
     examine,
@@ -31,13 +30,11 @@ from thinwire.exchange.message import (
 )
 from thinwire.exchange.same_work import is_same_work, warn_of_same_work
 from thinwire.feedback import FeedbackState
-from thinwire.rejection import MessageKind, Rejection, check_round_counts
+from thinwire.rejection import Kind, Rejection, check_round_counts
 from thinwire.transport import Post, Posts, Received, RoundTag, SharedAnswer, attempt
 
 if TYPE_CHECKING:
     from thinwire.exchange.kinds import Exchange
-
-_MESSAGE_KINDS = (MessageKind.WHOLE, MessageKind.SHARD, MessageKind.RESULT)  # in the order of Kind
 
 
 class _Arrived(NamedTuple):
@@ -96,10 +93,7 @@ class ExchangeState:
     # -- messages ----------------------------------------------------------------------------------
 
     def encode(self, delta: LazyVector, tag: RoundTag) -> dict[str, Tensor]:
-        """The messages for `delta` ([numel], finite), by name.
-
-        Feedback keeps what they lack.
-        """
+        """Encode `delta` ([numel], finite) into messages, by name; feedback keeps the error."""
         storage, refuses = self._context.storage, self._context.refuses_own
         messages = [blank_message(codec.nbytes, storage) for codec in self._codecs]
         bodies = [message[HEADER_NBYTES:] for message in messages]
@@ -124,7 +118,7 @@ class ExchangeState:
         return self._sealed(messages, tag, Kind.SHARD if self._owner else Kind.WHOLE, found)
 
     def empty_messages(self, tag: RoundTag) -> dict[str, Tensor]:
-        """Messages of a worker that has nothing to contribute; they are never averaged."""
+        """Messages of a worker without a contribution; they are never averaged."""
         sizes = [HEADER_NBYTES + codec.nbytes for codec in self._codecs]
         messages = [torch.zeros(nbytes, dtype=torch.uint8) for nbytes in sizes]
         found = checksums([message[HEADER_NBYTES:] for message in messages])
@@ -149,7 +143,7 @@ class ExchangeState:
         return Header(fragment, kind, shard, tag.round, sender, numel, anchor, codec.id)
 
     def _body(self, message: Tensor, header: Header, *, is_checked: bool = False) -> Tensor:
-        """The body of `message`; if it is bad and was not checked before, its error is raised."""
+        """The body of `message`; raise its error unless it was checked before."""
         if self._alone:
             return message
         nbytes = self._codecs[header.shard].nbytes
@@ -160,9 +154,9 @@ class ExchangeState:
     # -- a round -----------------------------------------------------------------------------------
 
     def run(self, messages: Mapping[str, Tensor], tag: RoundTag) -> Posts[RoundResult]:
-        """The exchange itself, from the messages of this worker to the mean.
+        """The exchange, from the messages of this worker to the mean.
 
-        A worker that resumes passes the messages that it had sent before.
+        A resumed worker passes the messages that it had sent before.
         """
         rank, owner = self._context.rank, self._owner
         owners = self._exchange.owners(rank, self._context.workers, tag.round)
@@ -171,7 +165,7 @@ class ExchangeState:
         shard, kind = owners[rank], Kind.SHARD if owner else Kind.WHOLE
         headers = {sender: self._header(tag, sender, shard, kind) for sender in owners}
         arrived = yield from self._arrived(to, headers, tag)
-        # From here on this may run in a thread of the transport, or in that of the caller.
+        # The rest may run in a thread of the transport, or in that of the caller.
         if owner is None:
 
             def finish() -> RoundResult:
@@ -203,7 +197,7 @@ class ExchangeState:
     def _arrived(
         self, to: Mapping[int, Tensor], headers: Mapping[int, Header], tag: RoundTag
     ) -> Generator[Post, Received, _Arrived]:
-        """Post a message to each worker in `to`, and judge what comes of them by `headers`."""
+        """Post a message to each worker in `to`, and check their messages against `headers`."""
         context, rank, drops = self._context, self._context.rank, self._drops
         own = to[rank]
         post = {peer: message for peer, message in to.items() if self._alone or peer != rank}
@@ -212,15 +206,15 @@ class ExchangeState:
         messages = dict(sorted({rank: own, **answer}.items()))
         rejected: dict[int, Rejection] = {}
         if drops:
-            # All workers read the same objects, so that all of them leave out the same ones.
-            kind = _MESSAGE_KINDS[headers[rank].kind]
+            # All workers read the same objects, so all of them leave out the same ones.
+            kind = Kind(headers[rank].kind)
             for sender, header in headers.items():
                 nbytes = self._codecs[header.shard].nbytes
                 if found := examine(messages[sender], header, body_nbytes=nbytes):
                     rejected[sender] = found
             check_round_counts(rejected, kind, what=tag, workers=context.workers)
-        # This worker's own message, if it is as it was sent, was checked before. Where bad messages
-        # are left out, each worker judges its own as the others do.
+        # This worker's own message was checked before it was sent. Where bad messages are left out,
+        # each worker checks its own as the others do.
         checked = rank if context.refuses_own and not drops and messages[rank] is own else None
 
         def bodies() -> dict[int, Tensor]:
@@ -230,12 +224,12 @@ class ExchangeState:
                 if sender not in rejected
             }
 
-        # In the transport's thread; an error belongs to the caller, and is no fault of the link.
+        # In the transport's thread; the error is raised in the caller's.
         return _Arrived(answer, messages, rejected, attempt(bodies), checked)
 
     @torch.no_grad()
     def _combined(self, arrived: _Arrived, shard: int, tag: RoundTag) -> RoundResult:
-        """The mean of a shard that arrived, less what is not usable."""
+        """The mean of a shard, without contributions that cannot be used."""
         bodies, aggregate = arrived.bodies(), self._context.aggregate
         senders, payloads = list(bodies), self._payloads(list(bodies.values()), shard, tag)
         mine = None if arrived.checked is None else senders.index(arrived.checked)
@@ -260,7 +254,7 @@ class ExchangeState:
 
     @torch.no_grad()
     def _result(self, mean: Tensor, owner: _OwnerFeedback, tag: RoundTag, before: object) -> Tensor:
-        """The message of the shard that this worker combined."""
+        """Encode the shard that this worker combined into a message."""
         rank, storage = self._context.rank, self._context.storage
         codec = self._codecs[rank]
         end = HEADER_NBYTES + codec.nbytes
@@ -273,11 +267,11 @@ class ExchangeState:
 
     @torch.no_grad()
     def _joined(self, bodies: Sequence[Tensor], tag: RoundTag) -> StreamedVector:
-        """The mean that the owners made, shard by shard.
+        """Join the shards of all owners.
 
         Raises:
-            NonFiniteError: a shard is not finite; only its owner has made it, so it cannot be left
-                out.
+            NonFiniteError: a shard is not finite; it cannot be left out, because only its owner
+                combined it.
         """
         shards = [self._payloads([body], owner, tag) for owner, body in enumerate(bodies)]
         bad = [
@@ -293,7 +287,7 @@ class ExchangeState:
             kind=NonFiniteError,
         )
         blocks = partial(self._decoded, bodies, tag)
-        return ComputedVector(self._context.layout.numel, self._device, blocks)
+        return StreamedVector(self._context.layout.numel, self._device, blocks)
 
     def _decoded(
         self, bodies: Sequence[Tensor], tag: RoundTag
@@ -301,20 +295,20 @@ class ExchangeState:
         for where, codec, body in zip(self._places, self._codecs, bodies, strict=True):
             for piece in codec.pieces:
                 values = piece.codec.decode(body[piece.where].to(self._device), round=tag.round)
-                # A decoded number may lie in the payload, which is not to be changed.
+                # Decoded numbers may share memory with the payload.
                 yield piece.part.shifted(where.start), values.clone()
 
     def replay_mean(
         self, messages: Sequence[Tensor], tag: RoundTag, *, left_out: Collection[int]
     ) -> StreamedVector:
-        """The mean that others made of `messages` in a round that this worker missed.
+        """Compute the mean of a round that this worker missed.
 
         Args:
             messages: of that round's `RoundResult`.
-            tag: of that round; `anchor` is that of this worker, which had got as far.
-            left_out: ranks that are not in it.
+            tag: of that round, with the digest of this worker's anchor.
+            left_out: ranks that are not in the mean.
         """
-        if self._owner:  # owners left them out of what they sent
+        if self._owner:  # the owners left them out
             headers = [self._header(tag, r, r, Kind.MEAN) for r in range(len(messages))]
             return self._joined(list(map(self._body, messages, headers)), tag)
         bodies = [
@@ -322,16 +316,16 @@ class ExchangeState:
             for sender, message in enumerate(messages)
             if sender not in left_out
         ]
-        # Which messages were left out is known: no other turns out to be unusable.
+        # No other message is unusable: that was known in the round.
         payloads = self._payloads(bodies, 0, tag)
         return combined(self._context.aggregate, payloads, self._device)
 
     # -- feedback: one for each shard, and the owner's ---------------------------------------------
 
     def absorb(self, mean: StreamedVector) -> StreamedVector:
-        """What the outer optimizer applies, by feedback's rule.
+        """Return the vector that the outer optimizer applies, by the rule of the feedback.
 
-        Called once for each result that is applied, in their order; it is read once.
+        Call it once for each result that is applied, in their order, and read the vector once.
         """
         if not self._owner:
             return self._feedback[0].absorb(mean)
@@ -342,18 +336,18 @@ class ExchangeState:
         return DenseVector(torch.cat(absorbed))
 
     def prefetch(self) -> None:
-        """Begin to bring to the device what `encode` needs."""
+        """Start copying the feedback to the device, for `encode`."""
         for feedback in self._feedback:
             feedback.prefetch()
 
     def feedback(self) -> dict[str, Tensor]:
-        """A copy of feedback as it is now."""
+        """A copy of the feedback as it is now."""
         now = self._owner.state_dict(now=True) if self._owner else {}
         before = {key: value.clone() for key, value in self.state_dict().items()}
         return before | {f"owner.{key}": value for key, value in now.items()}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Feedback as it was before what is in flight: a worker that resumes sends that again."""
+        """Feedback before the exchanges in flight: a resumed worker sends them again."""
         states = {prefix: part.state_dict() for prefix, part in self._parts.items()}
         return {
             prefix + key: value for prefix, state in states.items() for key, value in state.items()
@@ -367,9 +361,9 @@ class ExchangeState:
             )
 
     def feedback_vector(self) -> Tensor | None:
-        """What earlier rounds left to be sent (fp32 [numel], a copy), whatever K; None if nothing.
+        """The error that earlier rounds left, for any K (fp32 [numel], a copy); None without one.
 
-        A shard's owner also keeps what the mean lacks. It counts K times here, because a worker's
+        A shard's owner also keeps the error of the mean. It counts K times here, because a worker's
         pseudo-gradient has a weight of 1/K in the mean.
         """
         states = [feedback.state_dict() for feedback in self._feedback]
@@ -384,15 +378,15 @@ class ExchangeState:
         return whole
 
     def load_feedback_vector(self, vector: Tensor) -> None:
-        """Continue from what `feedback_vector` returned, perhaps for another K."""
+        """Continue from the result of `feedback_vector`, perhaps for another K."""
         for at, feedback in zip(self._places, self._feedback, strict=True):
             feedback.load_state_dict({"residual": vector[at]})
 
 
 def _once(arrived: _Arrived, key: object, make: Callable[[], RoundResult]) -> RoundResult:
-    """What `make` returns; made by one worker for all of its process, where that pays."""
+    """Return the result of `make`; one worker computes it for its whole process if that pays."""
     answer = arrived.answer
-    # Two workers would rather decode both payloads each than share a vector.
+    # For two workers it is faster to decode both payloads than to share a dense vector.
     if not isinstance(answer, SharedAnswer) or len(answer) < 2:
         return make()
     with answer.lock:
@@ -403,24 +397,24 @@ def _once(arrived: _Arrived, key: object, make: Callable[[], RoundResult]) -> Ro
 
 
 class _OwnerFeedback:
-    """The error feedback of the shard that this worker owns, safe from any thread.
+    """The error feedback of the shard that this worker owns; thread-safe.
 
-    A transport may combine the shard in a thread of its own while the loop saves a checkpoint, or
-    cancels the round. A checkpoint has the feedback as it was before the oldest exchange in flight:
-    a worker that resumes sends that one again.
+    A transport's thread may combine the shard while the loop saves a checkpoint or cancels the
+    round. A checkpoint has the feedback before the oldest exchange in flight, which a resumed
+    worker sends again.
     """
 
     def __init__(self, feedback: FeedbackState) -> None:
         self._feedback, self._lock = feedback, threading.RLock()
-        # A copy for each exchange in flight that has encoded, the oldest first. Another list after
-        # each load: an exchange of a cancelled round may still be running when the feedback that it
-        # began with has been put back, and must not encode into that.
+        # A copy for each exchange in flight that has encoded, the oldest first. A load makes a new
+        # list: an exchange of a cancelled round may still run, and must not encode into the
+        # restored feedback.
         self.before: deque[dict[str, Tensor]] = deque()
 
     def encode_to(
         self, out: Tensor, mean: Tensor, codec: BoundCodec, *, round: int, before: object
     ) -> None:
-        """Encode `mean` and keep what is lost, for an exchange that began with `before`."""
+        """Encode `mean` and keep the error, for an exchange that began with `before`."""
         with self._lock:
             check(
                 before is self.before,
@@ -433,7 +427,7 @@ class _OwnerFeedback:
             self._feedback.encode_to(out, DenseVector(mean), codec, round=round)
 
     def state_dict(self, *, now: bool = False) -> dict[str, Tensor]:
-        """A copy, for the next shard may be encoded while a checkpoint is being written."""
+        """A copy: the next shard may be encoded while a checkpoint is written."""
         with self._lock:
             if self.before and not now:
                 return self.before[0]

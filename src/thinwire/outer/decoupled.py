@@ -8,7 +8,7 @@ from functools import partial
 
 from torch import Tensor
 
-from thinwire.blocks import ComputedVector, StreamedVector, VectorPart
+from thinwire.blocks import StreamedVector, VectorPart
 from thinwire.errors import check
 from thinwire.outer.base import OuterOptimizer
 from thinwire.outer.overlap import Delay, DelayState, Overlap
@@ -21,7 +21,7 @@ class _OwnDeltaState(DelayState):
 
     def apply(self, mean: StreamedVector) -> None:
         # Nothing was trained since Delta_k was sent, so the local weights still determine it.
-        super().apply(ComputedVector(mean.numel, mean.device, partial(self._with_own, mean)))
+        super().apply(StreamedVector(mean.numel, mean.device, partial(self._with_own, mean)))
 
     def _with_own(self, mean: StreamedVector) -> Iterator[tuple[VectorPart, Tensor]]:
         with self.measure() as delta:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from thinwire.blocks import (
     ChangedVector,
-    ComputedVector,
     DenseVector,
     LazyVector,
     StreamedVector,
@@ -299,7 +298,7 @@ class _EagerState(OuterState):
 
     def _move_own(self, blocks: Callable[[], Iterator[tuple[VectorPart, Tensor]]]) -> None:
         weights = self._live.open()
-        delta = ComputedVector(weights.numel, weights.device, blocks)
+        delta = StreamedVector(weights.numel, weights.device, blocks)
         try:
             self._own.step(delta, partial(weights.mix, alpha=0.0))
         finally:
