@@ -47,7 +47,7 @@ def address_text(host: str, port: int) -> str:
 
 
 def local_address(towards: str = _DEFAULT_ROUTE) -> str:
-    """The address of this machine that packets to `towards` have as their sender; sends nothing.
+    """The sender's address of packets from this machine to `towards`; sends nothing.
 
     Args:
         towards: a host; the default gives the address on the default route.
@@ -66,7 +66,7 @@ def local_address(towards: str = _DEFAULT_ROUTE) -> str:
 
 
 def reachable_host(host: str) -> str:
-    """By what others reach a server that listens on `host`: this machine's address if on all.
+    """The host under which others reach a server that listens on `host`.
 
     >>> reachable_host("127.0.0.1")
     '127.0.0.1'
@@ -75,5 +75,5 @@ def reachable_host(host: str) -> str:
         return host
     try:
         return local_address()
-    except OSError:  # no route leads out of the networks that this machine is on
+    except OSError:  # there is no default route
         return socket.gethostname()

@@ -1,14 +1,13 @@
-"""A connection between workers: it carries what an exchange posts, and changes nothing.
+"""The contract of transports, which carry the payloads of exchanges between workers.
 
-An exchange is a generator. It yields posts and is sent what the others posted to this worker; what
-it returns is called in the thread that waits for the exchange:
+An exchange is a generator. It yields posts and receives what the other workers posted to this one.
+It returns a function, which runs in the thread that waits for the exchange:
 
     def gather(message, rank, workers):
         received = yield to_all(message, rank, workers)
         return lambda: mean_of({rank: message, **received})
 
-A transport runs it. Whatever is to be added to every exchange (counting, sealing, faults) wraps the
-generator, and no transport need know of it.
+A transport runs it. Counting, sealing and faults wrap the generator; no transport knows of them.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundTag:
-    """Which exchange of a run this is.
+    """The name of an exchange, equal on all workers.
 
     Args:
-        what: the fragment's name.
-        round: its number among the fragment's exchanges, from 1.
-        anchor: digest of the outer parameters that the pseudo-gradient was taken from.
+        what: name of the fragment.
+        round: number among the fragment's exchanges, from 1.
+        anchor: digest of the outer parameters from which the pseudo-gradient was computed.
 
     >>> str(RoundTag(what="the whole model", round=3))
     'the whole model in round 3'
@@ -53,17 +52,17 @@ class RoundTag:
 
 
 class Post(NamedTuple):
-    """Bytes (uint8 [n]) for other workers, and what is expected of them: the only request there is.
+    """A request to send payloads (uint8 [n]) and to receive others; there is no other request.
 
-    It is answered by what came from each worker in `take`. A transport may also answer with this
-    worker's own payload, where that is not as it was handed over.
+    The answer has the payload of each worker in `take`. It may also have this worker's own payload,
+    if the other workers received something else.
 
     Args:
-        to: payload by receiver. One tensor for several receivers is stored or counted once. A lone
-            worker's is to itself: it goes nowhere, but a store keeps it for those who come later.
+        to: payload by receiver. One tensor for several receivers is stored or counted once. The
+            payload of a lone worker is for itself: a store keeps it for later workers.
         take: number of bytes by sender.
-        allow_missing: the exchange judges each payload, and can go on without one: in place of one
-            that is lost, forged or damaged the answer has an empty one. Otherwise that is an error.
+        allow_missing: the answer has an empty payload in place of one that is lost, forged or
+            damaged. Otherwise that is an error.
     """
 
     to: Mapping[int, Tensor]
@@ -71,7 +70,7 @@ class Post(NamedTuple):
     allow_missing: bool = False
 
     def is_to_all(self, workers: int) -> bool:
-        """Whether one tensor goes to all others, and as many bytes come from each."""
+        """True if one tensor goes to all other workers, and as many bytes come from each."""
         if len(self.to) != max(1, workers - 1) or len(self.take) != workers - 1:
             return False
         first, *rest = self.to.values()
@@ -79,7 +78,7 @@ class Post(NamedTuple):
         return not others and {first.numel(), *self.take.values()} == {first.numel()}
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> Post:
-        """This post with every payload changed; one tensor for several receivers stays one.
+        """Apply `change` to every payload; one tensor for several receivers stays one.
 
         >>> import torch
         >>> to_all(torch.tensor([3]), 0, 3).changed(torch.neg).is_to_all(3)
@@ -93,14 +92,14 @@ class Post(NamedTuple):
 Received: TypeAlias = Mapping[int, Tensor]
 """The answer to a post: payloads by sender."""
 Wait: TypeAlias = Callable[[], Received]
-"""Blocks until the answer to a post is there, and returns it; to be called once."""
+"""Blocks until the answer to a post has arrived, and returns it; called once."""
 Posts: TypeAlias = Generator[Post, Received, Callable[[], T]]
-"""An exchange. Between two posts it may run in a thread of the transport, beside the training; what
-it returns is called in the thread that waits."""
+"""An exchange. Between posts it may run in a thread of the transport, during training. The function
+that it returns runs in the thread that waits."""
 
 
 def to_all(payload: Tensor, rank: int, workers: int, *, allow_missing: bool = False) -> Post:
-    """`payload` for every other worker, and as many bytes from each.
+    """Post `payload` to every other worker, and take as many bytes from each.
 
     >>> import torch
     >>> to_all(torch.zeros(5, dtype=torch.uint8), 1, 3).take
@@ -114,11 +113,11 @@ def to_all(payload: Tensor, rank: int, workers: int, *, allow_missing: bool = Fa
 def wrapped(
     posts: Posts[T], carry: Callable[[Post], Generator[Post, Received, Received]]
 ) -> Posts[T]:
-    """`posts`, of which each is carried by `carry`: how a transport's wrapper changes an exchange.
+    """An exchange with the posts of another, each replaced by those of `carry`.
 
     Args:
-        posts: the exchange, not started yet.
-        carry: yields what is posted in place of a post, and returns the answer to it.
+        posts: the exchange, not started.
+        carry: yields posts in place of one, and returns the answer to it.
     """
     received: Received | None = None
     while True:
@@ -147,8 +146,8 @@ class SharedAnswer(dict[int, Tensor]):
 def attempt(work: Callable[[], T]) -> Callable[[], T]:
     """Do `work` now; return a function that returns its result or raises its error.
 
-    For an exchange that works in a thread of the transport, which may take an error for a fault of
-    the link: the error is raised where the exchange is waited for.
+    A transport's thread would take the error for a fault of the link, so it is raised where the
+    exchange is waited for.
 
     >>> attempt(lambda: 1 + 1)()
     2
@@ -162,12 +161,12 @@ def attempt(work: Callable[[], T]) -> Callable[[], T]:
 
 
 def bytes_tensor(raw: bytes | bytearray) -> Tensor:
-    """`raw` as uint8 [n].
+    """Copy `raw` into a tensor, uint8 [n].
 
     >>> bytes_tensor(b"ab").tolist(), bytes_tensor(b"").numel()
     ([97, 98], 0)
     """
-    # A buffer of no bytes is refused by torch.
+    # torch refuses an empty buffer.
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0).byte()
 
 
@@ -179,32 +178,32 @@ class Round(ABC, Generic[T_co]):
 
     @abstractmethod
     def wait(self) -> T_co:
-        """What the exchange returned; call it once.
+        """Wait for the exchange and return its result; call it once.
 
         Raises:
             ExchangeError: a peer died. ExchangeTimeout: a peer stayed silent for too long.
-            RoundDiscarded: the round does not count on any worker, and the run goes on.
+            RoundDiscarded: the round counts on no worker; the run continues.
         """
 
     @abstractmethod
     def arrived_s(self) -> float | None:
-        """When everything had arrived; None before that.
+        """Time at which everything had arrived, in seconds of `time.perf_counter()`.
 
-        Seconds of `time.perf_counter()`. Once `wait` has returned it is known.
+        None before that; known once `wait` has returned.
         """
 
 
 class RunningExchange(Round[T]):
-    """An exchange and the post whose answer it waits for: what a transport's `run` returns.
+    """An exchange and the post whose answer it waits for; `Transport.run` returns it.
 
     Args:
-        posts: the exchange; it runs up to its first post at once.
+        posts: the exchange; it runs to its first post at once.
 
     Attributes:
-        post: to be carried; None once the exchange has ended.
+        post: next to carry; None once the exchange has ended.
         arrive: called by `wait` first; returns once the exchange has ended or has an error.
-        error: what stopped the exchange.
-        ended_s: when everything had arrived, in seconds of `time.perf_counter()`.
+        error: the error that stopped the exchange.
+        ended_s: time at which everything had arrived, in seconds of `time.perf_counter()`.
 
     >>> import torch
     >>> def size(payload):
@@ -226,7 +225,7 @@ class RunningExchange(Round[T]):
         self.answer(None)
 
     def answer(self, received: Received | None) -> None:
-        """Continue with the answer to `post`, up to the next one; None starts the exchange."""
+        """Resume with the answer to `post`, up to the next post; None starts the exchange."""
         try:
             # A generator that has not begun takes None alone.
             self.post = self._posts.send(received)  # pyright: ignore[reportArgumentType]
@@ -236,7 +235,7 @@ class RunningExchange(Round[T]):
             self.ended_s = time.perf_counter()
 
     def wait(self) -> T:
-        """What the exchange returned, or raise the error that stopped it."""
+        """Return the result of the exchange, or raise the error that stopped it."""
         self.arrive()
         if self.error is not None:
             raise self.error
@@ -244,15 +243,15 @@ class RunningExchange(Round[T]):
         return self._left.pop()()
 
     def arrived_s(self) -> float | None:
-        """When everything had arrived; None before that."""
+        """Time at which everything had arrived; None before that."""
         return self.ended_s
 
 
 class Transport(ABC):
-    """Connects one worker to all others.
+    """A connection of one worker to all others.
 
-    Workers run the same exchanges in the same order. A payload must not be changed before `wait`
-    returned, and what is received is to be read, not written.
+    Workers run the same exchanges in the same order. Do not change a payload before `wait` has
+    returned, nor a received payload at all.
     """
 
     rank: int
@@ -263,45 +262,45 @@ class Transport(ABC):
 
     @abstractmethod
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
-        """Start an exchange; it goes on while this worker trains, where a transport can do that.
+        """Start an exchange, which advances during training if the transport can do that.
 
         Args:
-            posts: the exchange, not started yet.
-            tag: which one, for error messages.
+            posts: the exchange, not started.
+            tag: its name, for error messages.
         """
 
     @abstractmethod
     def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
-        """Make `card` (of any length) known to the others, before the first round.
+        """Make a description of this worker known to the others, before the first round.
 
-        It is not counted.
+        Its bytes are not counted.
 
         Args:
-            card: of this worker.
-            tag: what it is, for error messages.
+            card: the description, of any length.
+            tag: its name, for error messages.
 
         Returns:
-            The cards known so far by rank, this worker's own included.
+            The cards known so far by rank, this worker's included.
         """
 
     added_nbytes: int = 0
-    """Bytes by which this makes every payload that travels longer; they are counted, too."""
+    """Bytes added to every payload that travels; they are counted."""
 
     @property
     def service_requests(self) -> Mapping[str, int]:
-        """How often a service was asked that charges for it, by kind; empty without one."""
+        """Requests to a service that charges for them, by kind; empty without one."""
         return {}
 
     def close(self) -> None:
-        """Leave the others; this transport is not used again. By default nothing is to be done."""
+        """Leave the others, for good. By default nothing is done."""
         return
 
 
 class WrappedTransport(Transport):
-    """A transport that another one carries: what it does not change is that one's.
+    """A transport over another one, with its behaviour where a subclass does not change it.
 
     Args:
-        inner: carries.
+        inner: the wrapped transport.
     """
 
     def __init__(self, inner: Transport) -> None:
@@ -318,11 +317,11 @@ class WrappedTransport(Transport):
         return self._inner.world_size
 
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
-        """Have the wrapped transport run `posts`; a subclass, another exchange made of them.
+        """Run `posts` over the wrapped transport; a subclass runs a changed exchange.
 
         Args:
-            posts: the exchange, not started yet.
-            tag: which one, for error messages.
+            posts: the exchange, not started.
+            tag: its name, for error messages.
         """
         return self._inner.run(posts, tag)
 

@@ -1,7 +1,7 @@
-"""Carrying by collectives: over NCCL, and over any backend that is not gloo.
+"""Exchanges by collectives, over NCCL and every other backend but gloo.
 
-A group's collectives must be issued in one order on all ranks. So a transport has a group of its
-own, and its progress thread issues all of them, one after the other.
+All ranks of a group must issue its collectives in one order. So each transport makes its own group,
+and its progress thread issues all of them, one after the other.
 """
 
 import datetime
@@ -16,31 +16,29 @@ from torch import Tensor
 
 from thinwire.transport.base import Post, Received, Wait
 
-_OLDER_GATHER = "all_gather_into_tensor"
 _POLL_S = 0.0005
 _SLOWEST_POLL_S = 0.005
 
 
 def timeout_of(group: dist.ProcessGroup, device: torch.device) -> datetime.timedelta:
-    """How long what a group carries on `device` may take."""
+    """The timeout of a group's backend for `device`."""
     options: Any = group._get_backend(device).options
     return options._timeout
 
 
 class Collectives:
-    """One exchange in collectives; it must not outlive that, for it holds on to the process group.
+    """One exchange in collectives; it holds a reference to the process group only that long.
 
-    On a GPU they run on NCCL's own stream. The progress thread waits for it on a side stream, so
-    training is not held up, and `sync` makes the stream of the thread that waits go after that
-    one. The main thread must not capture a CUDA graph with an exchange under way: the progress
-    thread asks for events.
+    On a GPU they run on NCCL's stream. The progress thread waits for it on a side stream, so
+    training continues, and `sync` orders the stream of the waiting thread after it. The main thread
+    must not capture a CUDA graph during an exchange: the progress thread queries events.
 
     Args:
         group: of one transport.
-        device: cuda for NCCL, cpu for others.
+        device: cuda for NCCL, else cpu.
 
     Attributes:
-        stream: on which the progress thread works; None on a CPU.
+        stream: of the progress thread; None on a CPU.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -50,27 +48,25 @@ class Collectives:
         self.stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self.stream = torch.cuda.Stream(device)
-            # What the exchange reads was written by the stream that starts it.
+            # The current stream wrote what the exchange reads.
             self.stream.wait_stream(torch.cuda.current_stream(device))
 
     def start(self, post: Post, step: int) -> Wait:
-        """Nothing yet: what it returns issues the collective and waits for it."""
+        """Return a function that issues the collective and waits for it."""
         del step
         return lambda: self._carry(post)
 
     def _carry(self, post: Post) -> Received:
-        """An all-gather of what goes to all, else an all-to-all, in which parts may be empty.
+        """All-gather one payload for all; otherwise an all-to-all, whose parts may be empty.
 
-        Not single sends and receives: gloo does not say whether one is complete, and NCCL would
-        connect every two ranks anew.
+        With single sends and receives NCCL would open a connection for every two ranks.
         """
         group, workers = self._group, self._group.size()
         if post.is_to_all(workers):
             sent = next(iter(post.to.values())).to(self._device).contiguous()
             everyone = sent.new_empty(workers, sent.numel())
-            # all_gather_single is the name from torch 2.13 on, where the older one warns.
-            name = "all_gather_single" if hasattr(dist, "all_gather_single") else _OLDER_GATHER
-            gather: Any = getattr(dist, name)
+            # The newer name is that of torch 2.13, where the older one warns.
+            gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
             self._complete(gather(everyone.view(-1), sent, group=group, async_op=True))
             return {rank: everyone[rank] for rank in post.take}
         empty = torch.empty(0, dtype=torch.uint8, device=self._device)
@@ -84,11 +80,11 @@ class Collectives:
         return {rank: by_rank[rank] for rank in post.take}
 
     def abort(self) -> None:
-        """Make the thread that waits in `_complete` raise at its next look."""
+        """Make the thread that waits in `_complete` raise soon."""
         self._aborted.set()
 
     def _complete(self, work: Any) -> None:
-        """Poll, because nothing could interrupt a wait inside the backend."""
+        """Poll, because a wait inside the backend cannot be interrupted."""
         started_s = time.perf_counter()
         while not work.is_completed():
             waited_s = time.perf_counter() - started_s
@@ -101,7 +97,7 @@ class Collectives:
             self.stream.synchronize()
 
     def sync(self, payloads: Iterable[Tensor]) -> None:
-        """Make work that the caller issues afterwards run after what was done to `payloads`."""
+        """Order later work of the caller's stream after the exchange that wrote `payloads`."""
         if self.stream is not None:
             current = torch.cuda.current_stream(self._device)
             current.wait_stream(self.stream)

@@ -78,15 +78,14 @@ class Distributed(Transport):
     """Every worker is one rank of a process group: gloo, NCCL or any other.
 
     A worker may itself be a group of ranks (DDP, FSDP2): pass the group, or the dimension of the
-    mesh, that joins the same rank of every worker. Without torchrun and without a process group it
-    is a world of one.
+    mesh, that joins the same rank of every worker. Without torchrun and without a process group
+    there is one worker.
 
-    Exchanges advance by themselves, in the order in which they were started: a thread passes on
-    what must be passed on and answers their later posts.
+    A thread advances the exchanges in the order in which they were started.
 
     Args:
-        group: the process group, or one-dimensional device mesh, whose ranks are the workers; None
-            means the default group.
+        group: the process group, or one-dimensional device mesh, whose ranks are the workers;
+            default the default group.
 
     Raises:
         ConfigurationError: torchrun started several processes but none joined a process group.
@@ -119,13 +118,12 @@ class Distributed(Transport):
         return dist.group.WORLD if self._group is None else self._group
 
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
-        """Over gloo in tagged messages, over other backends in collectives.
+        """Start an exchange, over gloo in tagged messages, over other backends in collectives.
 
-        The first exchange waits until all ranks have begun theirs: they connect. Transports of one
-        group begin in the same order on all ranks.
+        The first exchange connects the ranks, so it waits for all of them. Transports of one group
+        start in the same order on all ranks.
 
-        What `posts` computes after its first post runs in another thread, and must not start
-        exchanges.
+        `posts` continues in another thread after its first post, where it must not start exchanges.
         """
         if self.world_size == 1:
             return in_process(1)[0].run(posts, tag)
@@ -134,19 +132,19 @@ class Distributed(Transport):
         running = RunningExchange(posts)
         if running.post is None:
             return running
-        # From this thread: over gloo what is sent first is on its way at once.
+        # In this thread: gloo then sends the first payloads at once.
         with naming_failures(tag):
             if not self._carriers:
-                # Not before the first exchange: some rank may build a transport and never use it.
+                # Not in __init__: some rank may build a transport and never use it.
                 self._carriers.append(_carrier(self._joined_group()))
             carrier = self._carriers[0](next(self._begun))
             first = carrier.start(running.post, 0)
         last: list[Tensor] = []
 
-        # It holds on to the transport, which is not closed while this is under way.
+        # It refers to the transport, which is not garbage collected during the exchange.
         def carry() -> None:
             step, stream = 0, carrier.stream
-            # What is sent next was computed on this stream, so it is sent from there.
+            # Later payloads are computed on this stream, and sent from it.
             with nullcontext() if stream is None else torch.cuda.stream(stream):
                 while running.post is not None:
                     with naming_failures(tag):
@@ -169,7 +167,7 @@ class Distributed(Transport):
         self._closing()
 
     def announce(self, card: bytes, tag: RoundTag) -> dict[int, bytes]:
-        """Gather all cards; an all-gather takes one length, so lengths go first."""
+        """All-gather the cards; their lengths go first, because all payloads have one size."""
 
         def gathered(mine: Tensor) -> Posts[dict[int, Tensor]]:
             received = yield to_all(mine, self.rank, self.world_size)
@@ -186,7 +184,7 @@ class Distributed(Transport):
 def _carrier(group: Any) -> Callable[[int], GlooMessages | Collectives]:
     """Make a process group for one transport; all ranks of `group` call this.
 
-    What one transport left under way must not reach another one.
+    A message that one transport left in flight must not reach another one.
 
     Returns:
         A function that makes the carrier of an exchange from its number.
@@ -199,7 +197,7 @@ def _carrier(group: Any) -> Callable[[int], GlooMessages | Collectives]:
             timeout=timeout_of(group, device),
             use_local_synchronization=True,
         )
-        # destroy_process_group() must find no other reference that keeps it alive.
+        # destroy_process_group() fails to free it if another reference exists.
         known: Any = weakref.ref(twin)
         return lambda _: Collectives(known(), device)
     if is_known(group):
@@ -213,7 +211,7 @@ def _carrier(group: Any) -> Callable[[int], GlooMessages | Collectives]:
 
 def _end(progress: ProgressThread, carriers: list[Any]) -> None:
     progress.close()
-    if progress.is_own_process:  # a child has none of the group's threads, and cannot end them
+    if progress.is_own_process:  # a forked child has none of the group's threads
         carriers.clear()
 
 
@@ -223,7 +221,7 @@ def group_of(group: Any) -> Any:
 
 
 def is_known(group: Any) -> bool:
-    """Whether torch.distributed knows `group`; any other is a single transport's."""
+    """True if torch.distributed knows `group`; otherwise it belongs to a single transport."""
     try:
         return bool(dist.get_process_group_ranks(group))
     except KeyError:
@@ -235,6 +233,6 @@ def _backend_name(group: Any) -> str:
 
 
 def device_of(group: dist.ProcessGroup) -> torch.device:
-    """Where what a group carries has to be."""
+    """The device of the tensors that a group's backend sends."""
     gpu = "nccl" in _backend_name(group)
     return torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")

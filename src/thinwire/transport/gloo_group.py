@@ -1,4 +1,4 @@
-"""A gloo process group that torch.distributed does not know of."""
+"""A gloo process group outside torch.distributed's registry."""
 
 import datetime
 from typing import Any
@@ -10,17 +10,17 @@ import torch.distributed as dist
 def gloo_group(
     store: Any, rank: int, world_size: int, *, host: str | None = None, timeout_s: float
 ) -> Any:
-    """A process group over gloo, apart from the default one and from all that are made of it.
+    """Connect a process group over gloo that is independent of the default one.
 
     Args:
-        store: through which its ranks find each other; nothing else is in it.
+        store: for the rendezvous of its ranks, with no other keys.
         rank: of this process.
-        world_size: the number of ranks.
-        host: address of this machine on which it listens; None is that of torch's own groups.
+        world_size: number of ranks.
+        host: address of this machine to listen on; default that of torch's own groups.
         timeout_s: of its messages.
 
     Raises:
-        RuntimeError: a rank is not there in time.
+        RuntimeError: a rank does not connect in time.
 
     >>> gloo_group(dist.HashStore(), 0, 1, host="127.0.0.1", timeout_s=5).size()
     1

@@ -1,11 +1,11 @@
-"""Carrying by tagged messages between two ranks: how it is done over gloo.
+"""Exchanges by tagged messages between two ranks, over gloo.
 
-gloo matches collectives by the order in which they are issued. If two ranks disagree on what is
-next, a message that is too long for its receiver aborts the process (`gloo::EnforceNotMet` in a
-thread in which it cannot be caught), and one that is too short passes for a whole one. Messages
-with a tag made of the exchange's number, the kind of post and the number of bytes never meet a
-receiver that expects something else: both ends time out instead. Nor do they depend on the order in
-which the halves of several exchanges are issued.
+gloo matches collectives by the order in which they are issued. If two ranks disagree on the next
+one, a message that is too long for its receiver aborts the process (`gloo::EnforceNotMet` in a
+thread where it cannot be caught), and one that is too short counts as complete. A message whose tag
+has the exchange's number, the kind of post and the number of bytes never reaches a receiver that
+expects another one: both time out. Nor does the order matter in which posts of several exchanges
+are issued.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _ABORT = 3  # the step number of a message that is never sent
 
 
 class GlooMessages:
-    """One exchange in messages; it must not outlive that, for it holds on to the process group.
+    """One exchange in messages; it holds a reference to the process group only that long.
 
     Args:
         group: a gloo group (torch.distributed.ProcessGroup) that no other transport uses.
@@ -38,7 +38,7 @@ class GlooMessages:
         self._rank, self._world_size = group.rank(), group.size()
 
     def start(self, post: Post, step: int) -> Wait:
-        """A ring for what goes to all, else a message to each worker concerned."""
+        """Send one payload for all along a ring; other payloads directly."""
         assert step < _MOST_STEPS, "a tag has room for three posts of an exchange"
         copies = {id(p): HostCopy(p) for p in post.to.values() if lies_on_gpu(p)}
         if not copies:
@@ -47,19 +47,19 @@ class GlooMessages:
         def host(payload: Tensor) -> Tensor:
             return copies[id(payload)].read() if id(payload) in copies else payload
 
-        # The thread that waits starts it once the copies are there. Messages have tags, so it does
-        # not matter that later posts may have been started before.
+        # The waiting thread sends once the copies have arrived. Messages have tags, so later posts
+        # may be sent before.
         return lambda: self._carry(post.changed(host), step)()
 
     def _carry(self, post: Post, step: int) -> Wait:
         if post.is_to_all(self._world_size):
             return self._ring(next(iter(post.to.values())), (step, "gather"))
         received = {s: torch.empty(n, dtype=torch.uint8) for s, n in post.take.items()}
-        # Each starts with another receiver, or all would send to worker 0 first.
+        # Each worker starts with another receiver, or all would send to worker 0 first.
         distances = range(1, self._world_size)
         after = [(self._rank + distance) % self._world_size for distance in distances]
         key = (step, "scatter")
-        # With what each carries, which must outlive it.
+        # With their payloads, which gloo reads until they have left.
         works = [(received[p], self._receive(received[p], p, key)) for p in after if p in received]
         works += [(post.to[p], self._send(post.to[p], p, key)) for p in after if p in post.to]
 
@@ -71,10 +71,10 @@ class GlooMessages:
         return wait
 
     def abort(self) -> None:
-        """Close all connections, as gloo does by itself once any message has timed out.
+        """Close all connections, which wakes a thread that is blocked in a wait.
 
-        So this waits a moment for a message that is never sent. It has no other way to wake the
-        thread that is blocked in a wait.
+        gloo closes them once any message has timed out, so this waits a moment for one that is
+        never sent.
         """
         never_sent = torch.empty(1, dtype=torch.uint8)
         for distance in range(1, self._world_size):
@@ -85,14 +85,13 @@ class GlooMessages:
                 )
 
     def _ring(self, payload: Tensor, step: tuple[int, str]) -> Wait:
-        """Each worker passes on to the right what comes from the left.
+        """Send right the own payload, then each one that arrives from the left.
 
         For two workers that is one message each way. From four on it is faster over a slow link
-        than a message to every worker, which makes the packets of many senders meet at one
-        receiver.
+        than a message to every worker, where packets of many senders meet at one receiver.
         """
         left, right = (self._rank - 1) % self._world_size, (self._rank + 1) % self._world_size
-        # What I pass on at hop h is what I received at hop h - 1.
+        # Hop h sends what hop h - 1 received.
         senders = [(self._rank - hop) % self._world_size for hop in range(1, self._world_size)]
         rows = payload.new_empty(len(senders), payload.numel()).unbind()
         coming = [self._receive(row, left, step) for row in rows]
@@ -102,7 +101,7 @@ class GlooMessages:
             for row, work in zip(rows[:-1], coming[:-1], strict=True):
                 work.wait()
                 sends.append((row, self._send(row, right, step)))
-            # Sends too: the caller may let go of the rows, which gloo reads until they have left.
+            # Sends too: the caller may free the rows, which gloo reads until they have left.
             for work in (coming[-1], *(work for _, work in sends)):
                 work.wait()
             return dict(zip(senders, rows, strict=True))
@@ -116,10 +115,10 @@ class GlooMessages:
         return self._group.recv([payload], peer, self._tag(payload.numel(), step))
 
     def _tag(self, nbytes: int, step: tuple[int, str]) -> int:
-        """30 bits: number 15, step 2, digest 13.
+        """A tag of 30 bits: number 15, step 2, digest 13.
 
-        Those of up to 32,768 exchanges under way differ surely, those of other sizes or kinds
-        nearly so: two workers of which one gathers and one swaps would take each other's payloads.
+        Tags of up to 32,768 exchanges in flight differ, those of other sizes or kinds almost
+        surely: one worker that gathers must not take the payload of one that swaps.
         """
         number, kind = step
         digest = zlib.crc32(f"{self._number} {nbytes} {kind}".encode()) & 0x1FFF

@@ -1,4 +1,4 @@
-"""`hub://TOKEN@HOST:PORT/RUN`: the bucket of a `thinwire hub`, and what it takes to open it."""
+"""`hub://TOKEN@HOST:PORT/RUN`: the address of a `thinwire hub`, and its bucket."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thinwire.security.token import TOKEN_VARIABLE, Token, find_token
 from thinwire.transport.address import address_text, split_address
 
 BUCKET = "thinwire"
-# Requests have deadlines of their own, and are made again by `ObjectStore`.
+# `ObjectStore` has deadlines and retries.
 CLIENT, NO_RETRIES = {"timeout": "1day", "connect_timeout": "10s"}, {"max_retries": 0}
 _SCHEME = "hub://"
 _FORM = re.compile(r"hub://((?P<secret>[^@/\s]+)@)?(?P<where>[^@/\s]+)(/(?P<run>[^@/\s]*))?")
@@ -54,7 +54,7 @@ class HubAddress(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> HubAddress:
-        """Parse what `text` returned elsewhere.
+        """Parse the result of `text`.
 
         Raises:
             ConfigurationError: it is not hub://TOKEN@HOST:PORT/RUN.
@@ -85,17 +85,18 @@ class HubAddress(NamedTuple):
         return Token(self.secret) if self.secret else find_token()
 
     def open(self, token: Token, keys: tuple[str, str] | None = None) -> Any:
-        """The hub's bucket, as a store of obstore's; environment variables change nothing.
+        """Open the hub's bucket as a store of obstore, independent of environment variables.
 
         Args:
             token: from which the keys and the authority of the hub's certificate are derived.
             keys: access key and secret key; default those of the run's workers.
         """
         access_key, secret_key = keys or hub_keys(token)
+        credentials = {"access_key_id": access_key, "secret_access_key": secret_key}
         store: Any = importlib.import_module("obstore.store")
         return store.S3Store(
             BUCKET,
-            # Beside `endpoint` that of the environment would count.
+            # The environment would override `endpoint`.
             aws_endpoint_url_s3=f"https://{address_text(self.host, self.port)}",
             region="us-east-1",
             virtual_hosted_style_request=False,
@@ -104,18 +105,13 @@ class HubAddress(NamedTuple):
             conditional_put="etag",
             client_options={"root_certificate": run_authority(token), **CLIENT},
             retry_config=NO_RETRIES,
-            # In place of keys, beside which a session token of the environment would count.
-            credential_provider=lambda: {
-                "access_key_id": access_key,
-                "secret_access_key": secret_key,
-                "token": None,
-                "expires_at": None,
-            },
+            # In place of keys, to which the environment would add a session token.
+            credential_provider=lambda: {**credentials, "token": None, "expires_at": None},
         )
 
 
 def is_hub(url: Any) -> bool:
-    """Whether `url` is meant to be the address of a hub.
+    """True if `url` has the scheme of a hub.
 
     >>> is_hub("hub://10.9.0.1:29600"), is_hub("s3://bucket")
     (True, False)
@@ -124,7 +120,7 @@ def is_hub(url: Any) -> bool:
 
 
 def hub_keys(token: Token) -> tuple[str, str]:
-    """Access key and secret key of the workers whose token this is.
+    """Access key and secret key of the workers with this token.
 
     >>> [len(key) for key in hub_keys(Token("a secret of many characters"))]
     [20, 64]

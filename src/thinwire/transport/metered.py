@@ -1,4 +1,4 @@
-"""Counting what a transport carries."""
+"""Counters of bytes and seconds around a transport."""
 
 import time
 from collections.abc import Generator, Mapping
@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True, slots=True)  # state: counters
 class TransportCounters:
-    """What went over a transport.
+    """Bytes and seconds of a worker's exchanges.
 
-    `sent_bytes` counts a payload once, as this worker hands it over; how often it then crosses the
-    wire depends on the transport: once (a pair, an object store) or K - 1 times (a ring).
+    `sent_bytes` counts a payload once. It crosses the wire once (a pair, an object store) or K - 1
+    times (a ring).
 
-        wait_s        seconds that the worker stood still for others
-        overlapped_s  seconds that exchanges travelled while the worker did something else: from
-                      their start until they had arrived or were waited for, whichever came first
+        wait_s        seconds that the worker waited for others
+        overlapped_s  seconds of exchanges during which the worker trained: from their start until
+                      they had arrived or were waited for, whichever came first
     """
 
     sent_bytes: int = 0
@@ -37,16 +37,16 @@ class TransportCounters:
     overlapped_s: float = 0.0
 
     def restore(self, saved: Mapping[str, float]) -> None:
-        """Count on from `saved`; what is under way counts into this very object."""
+        """Continue from `saved`, in place: exchanges in flight add to this object."""
         for counter, value in saved.items():
             setattr(self, counter, value)
 
 
 class _MeteredRound(Round[T]):
-    """Counts the first post at once, and the rest when the worker waits for it.
+    """An exchange whose first post is counted at once, and the rest when the worker waits for it.
 
-    A checkpoint written with the exchange under way thus says the same, however far that is: it is
-    sent again from its first post, which was counted before.
+    So a checkpoint with an exchange in flight does not depend on how far it is: a resumed run sends
+    it again from its first post.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class _MeteredRound(Round[T]):
         try:
             result = self._inner.wait()
         finally:
-            # What the exchange makes of the answers in this thread is work, and no waiting.
+            # The exchange's own work in this thread is no waiting.
             self._counters.wait_s += (self._in_caller_s or time.perf_counter()) - waiting_s
         self._counters.sent_bytes += self._later.sent_bytes
         self._counters.received_bytes += self._later.received_bytes
@@ -99,7 +99,7 @@ class _MeteredRound(Round[T]):
 
 
 class Metered(WrappedTransport):
-    """Wraps a transport and counts bytes and seconds in `counters`.
+    """A transport that counts the bytes and seconds of another one in `counters`.
 
     >>> from thinwire.transport import RoundTag, in_process, to_all
     >>> import torch
@@ -117,5 +117,5 @@ class Metered(WrappedTransport):
         self.counters = TransportCounters()
 
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
-        """Start an exchange of which bytes and seconds are counted."""
+        """Start an exchange and count its bytes and seconds."""
         return _MeteredRound(self.counters, self._inner, posts, tag)

@@ -1,4 +1,4 @@
-"""Objects in a bucket or a folder: put if absent, got and deleted, until a deadline."""
+"""Objects in a bucket or a folder: put if absent, get, list and delete, with deadlines."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 
 _PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.02, 1.0, 1.5
-# A request that takes longer has lost its connection: it is made again.
+# A request that takes longer has lost its connection, and is sent again.
 _REQUEST_S, _SLOWEST_BYTES_PER_S = 30.0, 32_000
 _AT_ONCE, _POLLED = 16, 4
 _ADDRESS = re.compile(r"https?://[^/\s]+")
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-# A redirect is to the bucket's region. A request that the client got wrong stays wrong; those with
-# these answers may be made again.
+# A redirect leads to the bucket's region. A wrong request stays wrong, except with these statuses.
 _WRONG = re.compile(r"Received redirect|status code: 4(?!04|08|09|12|25|29)\d\d")
 _WARNED_TRIES = 5
 _WAIT_LONGER = "see that the store can be reached; if it is merely slow, pass a longer timeout"
@@ -36,15 +35,15 @@ _WAIT_LONGER = "see that the store can be reached; if it is merely slow, pass a 
 
 @dataclass(kw_only=True, slots=True)  # state: counters
 class ServiceRequests:
-    """What was asked of an object store, which charges for it.
+    """Requests to an object store, by kind.
 
     puts       objects written
     gets       objects read
-    lists      times that names of objects were asked for
-    polls      times that an object was asked for which was not there yet
+    lists      requests for names of objects
+    polls      requests for an object that did not exist yet
     deletes    objects deleted
-    retries    requests after an error, too long a silence, or a restart of the worker
-    alive      signs of life written and looked up; a number that depends on how long a run takes
+    retries    requests after an error, a timeout, or a restart of the worker
+    alive      signs of life written and looked up, in proportion to the duration of the run
     """
 
     puts: int = 0
@@ -57,18 +56,18 @@ class ServiceRequests:
 
 
 class ObjectStore:
-    """A place for objects: s3://, gs://, az://, hub://, file:// or memory://.
+    """A bucket or folder: s3://, gs://, az://, hub://, file:// or memory://.
 
-    Objects are whole or absent: no store shows one before all of it has arrived, and file:// writes
-    beside it and links it in. What fails in passing (a lost connection, 5xx, 409, silence) is tried
-    again with growing pauses until the deadline; what a store refuses is an error at once. So are
-    keys, unless it accepted them before: they may be renewed, or a clock is set.
+    No reader sees part of an object. A request that fails for the moment (a lost connection, 5xx,
+    409, no answer) is sent again with growing pauses until the deadline; one that the store refuses
+    is an error at once. So are refused keys, unless the store accepted them before: they may be
+    renewed, or the clock set.
 
     Args:
-        url: of the bucket, with a prefix if there is one; or an object store of obstore's. The name
-            of a run in the address of a hub is no prefix.
+        url: of the bucket, with an optional prefix; or an object store of obstore. The name of a
+            run in the address of a hub is no prefix.
         options: of the store, in place of environment variables: endpoint, region, ...
-        token: of a hub; default that in its address, or in the environment.
+        token: of a hub; default that of its address, or of the environment.
 
     Raises:
         ConfigurationError: the package obstore is missing, or the URL or an option is unknown.
@@ -93,14 +92,14 @@ class ObjectStore:
     async def put(
         self, key: str, payload: memoryview, until_s: float, is_same: Callable[[memoryview], bool]
     ) -> bool:
-        """Write an object, unless there is one; returns false if that is another one.
+        """Write an object if its name is free; return False if another one has the name.
 
         Args:
             key: of the object.
             payload: uint8 [n].
             until_s: deadline, by the clock of the running event loop.
-            is_same: of what is there, whether it stands for `payload`: it may be this very payload,
-                if a connection was lost after it had arrived, or the same of an earlier process.
+            is_same: tells if the object of that name equals `payload`: the connection may have been
+                lost after it arrived, or an earlier process wrote it.
 
         Raises:
             ExchangeError: the store refuses it, or is full. ExchangeTimeout: the deadline.
@@ -127,17 +126,17 @@ class ObjectStore:
         await self._obstore.put_async(self._store, key, payload, mode=mode, use_multipart=False)
 
     async def check_put_if_absent(self, key: str, until_s: float) -> None:
-        """Write an object twice, the second time only if nothing is there, and delete it.
+        """Check that the store does not put an object over another one, and delete it.
 
-        Some servers take the condition and pay no heed to it: two workers would then each believe
-        that theirs is the object that was written first.
+        Some servers ignore the condition. Two workers would then both take their object for the one
+        that was written first.
 
         Args:
-            key: that no other process writes.
+            key: of an object that no other process writes.
             until_s: deadline, by the clock of the running event loop.
 
         Raises:
-            ExchangeError: the second object was written, too, or the store refuses the first.
+            ExchangeError: the store ignores the condition, or refuses the object.
             ExchangeTimeout: the deadline.
         """
         one, two = memoryview(b"1"), memoryview(b"2")
@@ -147,15 +146,14 @@ class ObjectStore:
         check(
             is_kept,
             f"exchange over {self.url}",
-            because="it writes an object in place of another one when asked to write only if "
-            "nothing is there",
-            do="take a store that does so (If-None-Match), as S3, R2, GCS, Azure, MinIO and "
-            "SeaweedFS do, or a later version of this one",
+            because="it writes an object in place of another one in spite of If-None-Match",
+            do="take a store that supports it, as S3, R2, GCS, Azure, MinIO and SeaweedFS do, or a "
+            "later version of this one",
             kind=ExchangeError,
         )
 
     async def replace(self, key: str, payload: memoryview, until_s: float) -> None:
-        """Write an object in place of what is there.
+        """Write an object in place of the one with its name.
 
         Args:
             key: of the object; only one process may write it.
@@ -170,23 +168,23 @@ class ObjectStore:
         self.requests.puts += 1
 
     async def sizes(self, prefix: str, until_s: float, *, after: str = "") -> dict[str, int]:
-        """Names of objects and their bytes, in the order of names; up to a thousand a request.
+        """Sizes of objects in bytes by name, in the order of names; up to a thousand per request.
 
         Args:
             prefix: of their names, up to a slash.
             until_s: deadline, by the clock of the running event loop.
-            after: names up to this one are left out.
+            after: the last name that is left out.
 
         Raises:
             ExchangeError: the store refuses it. ExchangeTimeout: the deadline.
         """
 
         async def listed() -> list[Any]:
-            # Without an offset the request is a plain one, which every store has.
+            # Every store supports a request without an offset.
             pages = self._obstore.list(self._store, prefix, offset=after or None)
             return [page async for page in pages]
 
-        # There may be no folder, as nothing was written into it.
+        # A folder does not exist before its first object.
         pages = await self._tried(f"list {prefix}", partial(_or_none, listed), until_s) or []
         # An empty answer is a request, too.
         self.requests.lists += max(1, len(pages))
@@ -199,7 +197,7 @@ class ObjectStore:
         Args:
             key: of the object.
             until_s: deadline, by the clock of the running event loop.
-            nbytes: about how long it is.
+            nbytes: about its size.
 
         Raises:
             ExchangeError: the store refuses it. ExchangeTimeout: the deadline.
@@ -215,10 +213,10 @@ class ObjectStore:
         return memoryview(await found.bytes_async())
 
     async def stamp(self, key: str, until_s: float) -> tuple[str, float] | None:
-        """An object's tag, and when it was written; None if there is no such object.
+        """Tag and time of writing of an object; None if there is no such object.
 
         Returns:
-            Another tag for every content, and seconds since 1970 by the store's clock.
+            A tag that changes with the content, and seconds since 1970 by the store's clock.
 
         Raises:
             ExchangeError: the store refuses it. ExchangeTimeout: the deadline.
@@ -237,17 +235,17 @@ class ObjectStore:
         absent_s: deque[float] | None = None,
         lost: Callable[[Collection[int]], Awaitable[set[int]]] | None = None,
     ) -> dict[int, memoryview]:
-        """Read objects as they come; those that do not come in time are left out.
+        """Read objects as they appear; leave out those that do not appear in time.
 
-        Nothing is listed. A few requests poll at a time, whichever number of objects is missing.
+        A few requests poll at a time, however many objects are missing. Nothing is listed.
 
         Args:
             keys: of the objects, by worker.
-            timeout_s: longest time in which none comes.
-            nbytes: about how long each is.
-            absent_s: for how long none of such objects was there in the last calls, as far as seen:
-                they are asked for no sooner than after the shortest. This call's is appended.
-            lost: tells which of the workers whose objects are missing are lost.
+            timeout_s: the longest time without a new object.
+            nbytes: about the size of each.
+            absent_s: observed times until the first object appeared in earlier calls. Polling
+                starts after the shortest; the time of this call is appended.
+            lost: returns those of the missing workers that are lost.
         """
         missing, found = dict(keys), dict[int, memoryview]()
         began_s, pause_s = now_s(), _PAUSE_S
@@ -267,7 +265,7 @@ class ObjectStore:
             found |= come
             missing = {worker: key for worker, key in missing.items() if worker not in come}
             if come:
-                # The others are likely to be there, too.
+                # The others have probably appeared, too.
                 asked, pause_s, until_s = list(missing), _PAUSE_S, now_s() + timeout_s
                 continue
             if not found:
@@ -284,9 +282,9 @@ class ObjectStore:
         return found
 
     async def delete(self, keys: Sequence[str]) -> bool:
-        """Delete objects, some of which may not be there; false if the store does not do that.
+        """Delete objects, if they exist; return False if the store refuses.
 
-        No round waits for it, so it is tried once.
+        Tried once: no round depends on it.
         """
         try:
             async with asyncio.timeout(_REQUEST_S):
@@ -316,7 +314,7 @@ class ObjectStore:
             if tries == _WARNED_TRIES:
                 _LOG.warning("still trying to %s in %s: %s", what, self.url, why)
             self.requests.retries += 1
-            # With time left for another request, so that this is the reason that is given.
+            # With time left for another request, so that the error has this reason.
             if now_s() + 2 * pause_s > until_s:
                 raise ExchangeTimeout(f"{what} in {self.url}", because=why, do=do)
             await asyncio.sleep(pause_s)
@@ -337,14 +335,14 @@ class ObjectStore:
             return _WAIT_LONGER
         else:
             do = "make room or correct the folder's permissions; then start this worker again"
-        # The store's clock may be set, or its keys renewed: no reason to end all workers.
+        # The clock may be set or the keys renewed, so the workers need not end.
         if is_denied and self._was_allowed:
             return do
         raise ExchangeError(f"{what} in {self.url}", because=_reason_of(error), do=do) from error
 
 
 async def _or_none(request: Callable[[], Awaitable[T]]) -> T | None:
-    """What `request` returns; None where there is no such object."""
+    """Return the answer of `request`, or None if there is no such object."""
     try:
         return await request()
     except FileNotFoundError:
@@ -357,7 +355,7 @@ def now_s() -> float:
 
 
 async def together(*work: Awaitable[Any]) -> list[Any]:
-    """What all of `work` return; if one fails, the others are cancelled.
+    """Run all of `work` and return their results; if one fails, cancel the others.
 
     >>> async def one(): return 1
     >>> async def both(): return await together(one(), one())
@@ -393,11 +391,11 @@ def _opened(url: str, options: Mapping[str, str]) -> Any:
     if url.startswith("file://"):
         given = {"mkdir": True, "automatic_cleanup": True}
     elif not url.startswith("memory://"):
-        # The URL of the endpoint says whether requests go over TLS.
+        # The scheme of the endpoint decides about TLS.
         given = {"client_options": {"allow_http": True, **CLIENT}, "retry_config": NO_RETRIES}
     endpoints = {name: os.environ.get(name) for name in _ENDPOINTS}
     for name, text in (endpoints | {"endpoint": options.get("endpoint")}).items():
-        # The library takes any text, and panics at the first request.
+        # obstore accepts any text, and panics at the first request.
         check(
             text is None or not url.startswith("s3://") or bool(_ADDRESS.match(text)),
             f"open the object store {url}",

@@ -1,4 +1,4 @@
-"""A thread that carries exchanges to their end while training goes on."""
+"""A thread that runs exchanges to their end during training."""
 
 import os
 import queue
@@ -24,10 +24,9 @@ def closed(tag: RoundTag) -> ExchangeError:
 
 
 class ProgressThread:
-    """Carries exchanges one after the other in a daemon thread, which starts with the first.
+    """Runs exchanges one after the other in a daemon thread, which starts with the first.
 
-    One order is what makes it safe: all workers start their exchanges in the same order, so the
-    exchange that one thread waits for is never behind one that another worker's thread waits for.
+    All workers start their exchanges in one order, so no two threads wait for each other.
 
     >>> def one():
     ...     yield from ()
@@ -48,7 +47,7 @@ class ProgressThread:
 
     @property
     def is_own_process(self) -> bool:
-        """Whether this process made it, and was not forked from the one that did."""
+        """False in a process that was forked from the one that made this."""
         return os.getpid() == self._process
 
     def submit(
@@ -59,21 +58,21 @@ class ProgressThread:
         carry: Callable[[], object],
         abort: Callable[[], object],
     ) -> None:
-        """Carry an exchange after those submitted before; not once this was closed.
+        """Run an exchange after those submitted before; once closed, let it fail.
 
         Args:
-            running: the exchange; its `wait` returns once it was carried.
+            running: the exchange; its `wait` returns once it has ended.
             tag: of the exchange, for error messages.
-            carry: answers every post; blocks until that is done or the backend's timeout is over.
-            abort: makes `carry`, running in another thread, raise soon.
+            carry: answers every post; blocks until that is done or the backend times out.
+            abort: makes `carry`, in another thread, raise soon.
         """
         ended = threading.Event()
         running.arrive = ended.wait
-        # torch keeps the number of threads per thread, and sums may depend on it.
+        # torch has a number of threads for each thread, and sums may depend on it.
         threads = torch.get_num_threads()
 
         def task() -> None:
-            # In this order either close() has `abort` or this thread sees that it is closing.
+            # In this order: either close() has `abort`, or this thread sees `_is_closing`.
             self._abort = abort
             try:
                 if self._is_closing:
@@ -92,18 +91,16 @@ class ProgressThread:
             self._thread.start()
 
     def close(self) -> None:
-        """End the thread; an exchange that is under way fails.
+        """End the thread; an exchange in flight fails.
 
-        A thread that is still inside a backend when the interpreter ends aborts the process, so
-        this must have run by then. In a process that was forked from the one that made it, nothing
-        happens: what is under way is not the child's.
+        A thread that is inside a backend when the interpreter exits aborts the process, so call
+        this before. It does nothing in a forked child, which has no exchanges.
         """
         if not self.is_own_process:
             return
         self._is_closing = True
         self._tasks.put(None)
-        # The last reference to a transport may be a task's: then its own thread closes it, and a
-        # thread cannot join itself.
+        # The last reference to a transport may be in a task, and a thread cannot join itself.
         if self._thread is not None and self._thread is not threading.current_thread():
             self._abort()
             self._thread.join(_JOIN_S)
@@ -111,4 +108,4 @@ class ProgressThread:
     def _run(self) -> None:
         while (task := self._tasks.get()) is not None:
             task()
-            del task  # while the thread idles it must not keep a process group alive
+            del task  # an idle thread must not keep a process group alive

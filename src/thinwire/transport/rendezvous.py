@@ -1,4 +1,4 @@
-"""Workers that meet at an address of their own, whatever torchrun started around each of them."""
+"""Workers that meet at an address, apart from torchrun's process group."""
 
 import datetime
 import os
@@ -23,21 +23,21 @@ _GONE = "worker 0, at whose address they meet, or another one is gone"
 class Rendezvous(WrappedTransport):
     """K workers over gloo, apart from torch.distributed's default process group.
 
-    That group belongs to the trainer: a worker may be one process, or what torchrun started on a
-    node (DDP, FSDP2, tensor parallelism). Each rank of a worker exchanges with the same rank of the
-    others. The first rank of worker 0 listens at the address; all ranks of all workers call this,
-    in any order.
+    That group belongs to the trainer: a worker is one process, or the ranks that torchrun started
+    on a node (DDP, FSDP2, tensor parallelism). Each rank of a worker exchanges with the same rank
+    of the others. The first rank of worker 0 listens at the address. All ranks of all workers call
+    this, in any order.
 
     Args:
         address: HOST:PORT of worker 0's first rank; HOST must be an address of its machine.
         worker: this worker's number, from 0.
         workers: K, the same everywhere.
-        rank: of this process in its worker; None is that of the default process group, or
-            torchrun's, or 0.
-        ranks: of this worker; None likewise.
-        host: this machine's address, as the other workers reach it; None is the one that packets to
-            the address have as their sender.
-        timeout_s: for all workers to be there, and of each message.
+        rank: of this process in its worker; default that of the default process group, or of
+            torchrun, or 0.
+        ranks: number of ranks of this worker, with the same default.
+        host: address of this machine for the other workers; default the sender's address of packets
+            to `address`.
+        timeout_s: for all workers to come, and of each message.
 
     Raises:
         ConfigurationError: a number that cannot be, or an address that is not worker 0's.
@@ -73,7 +73,7 @@ class Rendezvous(WrappedTransport):
         mine, many = own_rank if rank is None else rank, own_ranks if ranks is None else ranks
         until_s = time.monotonic() + timeout_s
         store = _open_store(meeting_host, port, serves=worker == mine == 0, until_s=until_s)
-        self._store = store  # worker 0's serves the others
+        self._store = store  # that of worker 0 serves the others
         with naming_failures("anything before all have met", hint=_GONE):
             _check_in(store, (worker, mine), workers, many, until_s=until_s)
             stores: Any = dist
@@ -97,7 +97,7 @@ def _open_store(host: str, port: int, *, serves: bool, until_s: float) -> Any:
     try:
         if not serves:
             return connect(is_master=False)
-        # On this address alone; torch's own server listens everywhere.
+        # torch's own server would listen on all addresses.
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.create_server((host, port), family=family) as listening:
             listen_fd = listening.detach()
@@ -120,7 +120,7 @@ def _open_store(host: str, port: int, *, serves: bool, until_s: float) -> Any:
 def _check_in(
     store: Any, place: tuple[int, int], workers: int, ranks: int, *, until_s: float
 ) -> None:
-    """Write that this process has come, and wait for the same rank of all other workers."""
+    """Register this process in the store, and wait for the same rank of all other workers."""
     worker, rank = place
     numbers = f"of {workers}, with {ranks} ranks"
     wanted = {f"worker {other} {numbers}" for other in range(workers)}

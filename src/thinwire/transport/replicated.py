@@ -1,4 +1,4 @@
-"""A worker of several ranks that hold the same: what it sends goes out once, divided among them."""
+"""A worker of several equal ranks, which divide its payloads among them."""
 
 from collections.abc import Generator, Mapping
 from itertools import pairwise
@@ -55,7 +55,7 @@ class ReplicatedRanks(WrappedTransport):
         given = _checked(group)
         ranks = dist.get_process_group_ranks(given)
         with naming_failures(f"anything inside a worker of {len(ranks)} ranks", hint=_UNMATCHED):
-            # Of its own: another thread gathers here while the trainer averages gradients there.
+            # Another thread gathers in this group while the trainer averages gradients in its own.
             self._group: Any = dist.new_group(
                 ranks,
                 timeout=timeout_of(given, device_of(given)),
@@ -116,7 +116,7 @@ class ReplicatedRanks(WrappedTransport):
 
 
 def _checked(group: Any) -> Any:
-    """The process group that was given as ddp_group, if it is one that has this rank."""
+    """The process group of `group`, if it is one that has this rank."""
     is_outside = hasattr(group, "get_coordinate") and group.get_coordinate() is None
     found = None if is_outside else group_of(group)
     check(

@@ -1,4 +1,4 @@
-"""Payloads that only the workers of a run can read or make, over any transport."""
+"""Encryption of payloads between the workers of a run, over any transport."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ _TO_ALL = -1
 
 
 class Sealed(WrappedTransport):
-    """Wraps a transport and seals every payload with AES-256-GCM, by a key of the run's token.
+    """A transport that seals every payload with AES-256-GCM, by a key of the run's token.
 
     A payload is bound to its place: exchange, kind and number of the post in it, K, sender, and
     receiver. One that was changed, cut, sealed with another token, or taken from another place does
-    not open. Where the exchange can go on without it, it gets an empty one in its place; otherwise
-    that is an error. Answers, and so digests, are those of the wrapped transport.
+    not open. The exchange gets an empty payload in its place if it allows that; otherwise it is an
+    error. Answers, and so digests, are those of the wrapped transport.
 
-    All workers wrap theirs, or none does; `Elastic` takes the token itself. Each payload is 28
-    bytes longer. Sizes and times show, and it is not forward secret: what is recorded opens with a
-    token that gets out later.
+    All workers wrap their transport, or none does; `Elastic` takes the token itself. Each payload
+    is 28 bytes longer. Sizes and times are visible. There is no forward secrecy: a token that leaks
+    later opens recorded payloads.
 
     Args:
-        inner: carries what is sealed.
+        inner: carries the sealed payloads.
         token: of the run, the same on all workers.
-        run: its name, likewise. Exchanges of two runs with one token have equal places, so that a
-            payload of one would open in the other: give each run a token or a name of its own.
+        run: name of the run, the same on all workers. Payloads of one run open in another with the
+            same token and name.
 
     Raises:
         ConfigurationError: the package cryptography is missing, or the token is too short.
@@ -65,7 +65,7 @@ class Sealed(WrappedTransport):
         self._sealer = Sealer(Token(token) if isinstance(token, str) else token, run)
 
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
-        """Start an exchange of which nothing travels unsealed."""
+        """Start an exchange whose payloads are sealed."""
         numbers = itertools.count(1)
 
         def carry(post: Post) -> Generator[Post, Received, Received]:
@@ -105,12 +105,12 @@ class Sealed(WrappedTransport):
         return cards
 
     def _place(self, tag: RoundTag, number: int, kind: str, sender: int, to: int) -> bytes:
-        # Not the anchor: of workers that have drifted the message itself says so.
+        # Without the anchor: the message's header shows that workers have drifted.
         return place_of(tag.what, tag.round, number, kind, self.world_size, sender, to)
 
 
 def sealed_by_default(transport: Transport) -> Transport:
-    """`transport`, sealed if the environment variable THINWIRE_TOKEN is set and there are others.
+    """Seal `transport` if the environment variable THINWIRE_TOKEN is set and K is above 1.
 
     Raises:
         ConfigurationError: as `Sealed`.
@@ -121,7 +121,7 @@ def sealed_by_default(transport: Transport) -> Transport:
 
 
 def not_opened(tag: RoundTag, worker: int) -> ExchangeError:
-    """The error of a payload that does not open where it should."""
+    """The error of a payload that does not open."""
     return ExchangeError(
         f"use what worker {worker} sent for {tag}",
         because="it does not open: it was sealed with another token or for another round, or "

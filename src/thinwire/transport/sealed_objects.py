@@ -20,13 +20,13 @@ _READS = 3  # of an object that does not open: a read may be damaged, and the ob
 
 
 class SealedObjects:
-    """Payloads by the names of objects: what was written under another name does not open.
+    """Objects that open only under the name that they were written to.
 
     Args:
-        store: holds them.
-        token: of the run; None leaves payloads as they are.
-        run: its name.
-        workers: K where it is fixed, which is part of what a payload is sealed for; else 0.
+        store: of the objects.
+        token: of the run; None leaves payloads unsealed.
+        run: name of the run.
+        workers: K if it is fixed, to which payloads are bound; else 0.
 
     >>> import asyncio
     >>> from thinwire.transport.object_store import ObjectStore, now_s
@@ -49,25 +49,25 @@ class SealedObjects:
 
     @property
     def added_nbytes(self) -> int:
-        """What sealing adds; nothing without a token."""
+        """Bytes that sealing adds to a payload; 0 without a token."""
         return 0 if self._sealer is None else SEAL_NBYTES
 
     async def put(self, key: str, payload: Tensor, until_s: float) -> bool:
-        """Write `payload` (uint8 [n], on the CPU); false if that place has another one.
+        """Write `payload` (uint8 [n], on the CPU); return False if the name has another one.
 
         Raises:
             ExchangeError: the store refuses it. ExchangeTimeout: the deadline.
         """
 
         def is_same(there: memoryview) -> bool:
-            # Not its bytes: what is sealed twice is sealed differently.
+            # Not the sealed bytes, in which a nonce differs.
             found = self.opened(there, key)
             return found is not None and torch.equal(found, payload)
 
         return await self.store.put(key, self._closed(key, payload), until_s, is_same)
 
     async def replace(self, key: str, payload: Tensor, until_s: float) -> None:
-        """Write `payload` in place of what is there, which only this process writes."""
+        """Write `payload` in place of the object `key`, which only this process writes."""
         await self.store.replace(key, self._closed(key, payload), until_s)
 
     async def get(
@@ -78,7 +78,7 @@ class SealedObjects:
         nbytes: int,
         is_sound: Callable[[Tensor], bool] = lambda _: True,
     ) -> Tensor | None:
-        """The payload of the object `key`; None if there is none, empty if it does not open.
+        """Read the payload of `key`; None if there is no object, empty if it does not open.
 
         Raises:
             ExchangeError: the store refuses it. ExchangeTimeout: the deadline.
@@ -91,7 +91,7 @@ class SealedObjects:
         return torch.empty(0, dtype=torch.uint8)
 
     def opened(self, raw: memoryview, key: str) -> Tensor | None:
-        """The payload of the object `key`; None if it was not sealed by this run for that name."""
+        """Open the payload of `key`; None if this run did not seal it for that name."""
         if self._sealer is not None:
             return self._sealer.open(raw, self._bound(key))
         payload = self._buffers.take(len(raw), torch.device("cpu"))
