@@ -1,17 +1,35 @@
-"""Objects that are waited for are asked for when they come, however late they came before."""
+"""Objects that are waited for are requested when they appear, however late they appeared before."""
 
 import asyncio
 from collections import deque
+from collections.abc import Coroutine, Iterator
+from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from thinwire.transport.object_store import ObjectStore, now_s
-
 pytest.importorskip("obstore")
 
+from thinwire.transport.object_store import ObjectStore, now_s
+from virtual_time import StoreFaults, VirtualLoop, VirtualStore
 
-def test_objects_that_come_sooner_again_are_found_sooner_again() -> None:
-    """A wait that ends with the first request says nothing of when the object came."""
+
+@pytest.fixture
+def loop() -> Iterator[VirtualLoop]:
+    loop = VirtualLoop(Random(1))
+    yield loop
+    loop.close()
+
+
+def run(loop: VirtualLoop, store: ObjectStore, work: Coroutine[Any, Any, Any]) -> Any:
+    store._store = SimpleNamespace(late_s=lambda key: 0.0)
+    store._obstore = VirtualStore(loop, Random(2), StoreFaults(), lambda key, raw: None)
+    return loop.run_until_complete(work)
+
+
+def test_objects_that_come_sooner_again_are_found_sooner_again(loop) -> None:
+    """A wait that ends with the first request does not show when the object appeared."""
     store, absent_s = ObjectStore("memory://"), deque[float](maxlen=5)
 
     async def wait(key: str, after_s: float) -> tuple[float, int]:
@@ -36,10 +54,10 @@ def test_objects_that_come_sooner_again_are_found_sooner_again() -> None:
         took_s, _ = await wait("fourth", 0.05)
         assert took_s < 0.5 < sooner_s
 
-    asyncio.run(rounds())
+    run(loop, store, rounds())
 
 
-def test_a_worker_that_is_lost_is_waited_for_no_longer() -> None:
+def test_a_worker_that_is_lost_is_waited_for_no_longer(loop) -> None:
     store, absent_s = ObjectStore("memory://"), deque[float](maxlen=5)
 
     async def lost(workers: object) -> set[int]:
@@ -48,7 +66,9 @@ def test_a_worker_that_is_lost_is_waited_for_no_longer() -> None:
     async def wait() -> dict[int, memoryview]:
         await store.put("a", memoryview(b"a"), now_s() + 10, lambda _: True)
         keys = {1: "a", 2: "b"}
-        return await store.get_all(keys, timeout_s=60, nbytes=1, absent_s=absent_s, lost=lost)
+        found = await store.get_all(keys, timeout_s=60, nbytes=1, absent_s=absent_s, lost=lost)
+        assert now_s() < 10
+        return found
 
-    assert list(asyncio.run(wait())) == [1]
+    assert list(run(loop, store, wait())) == [1]
     assert not absent_s  # it tells nothing of the next round
