@@ -107,7 +107,7 @@ def _encode(
     sent.add_to(expected, weight=-1.0)
     given = (x if rest is None else rest).to(device, copy=True)
     out = _odd(torch.full_like(record, 0xA5), device)
-    kernel.encode(given, out, None if rest is None else x.to(device), DECAY, 0)
+    kernel.encode(given, out, None if rest is None else x.to(device), DECAY)
     _same("records", out, record)
     _same("residuals", given, expected)
     return record
@@ -125,7 +125,7 @@ def _encode_beside_what_is_not_finite(
     sent.add_to(residual, weight=-1.0)
     x[1, ::3], x[1, 1::3] = torch.nan, -torch.inf
     given, out = x.to(device, copy=True), _odd(torch.zeros_like(expected), device)
-    kernel.encode(given, out, None, 1.0, 0)
+    kernel.encode(given, out, None, 1.0)
     _same("records", out[kept], expected[kept])
     _same("residuals", given[kept], residual)
 

@@ -114,7 +114,7 @@ class _Setting:
 
         e.zero_()
         encode = self._times(
-            lambda: kernel.encode(e, records, delta, DECAY, 0),
+            lambda: kernel.encode(e, records, delta, DECAY),
             encode_by_torch,
             moved_nbytes=3 * delta.nbytes + records.nbytes,
         )

@@ -42,7 +42,7 @@ class ExchangeError(ThinwireError):
     """An exchange between workers failed: a peer died, or was never there."""
 
 
-class ExchangeTimeout(ExchangeError, TimeoutError):  # noqa: N818 - as in TimeoutError, the word says it
+class ExchangeTimeout(ExchangeError, TimeoutError):  # noqa: N818 - as in TimeoutError
     """A peer stayed silent for longer than the transport waits."""
 
 
@@ -67,7 +67,7 @@ class RunStopped(ThinwireError):  # noqa: N818 - nothing went wrong
 
 
 class IncompleteError(ThinwireError):
-    """Runs of a comparison have no result: they failed, or something else lies in their place."""
+    """Runs of a comparison have no result: they failed, or another file is in their place."""
 
 
 class LossyReduceScatterWarning(UserWarning):
@@ -118,7 +118,7 @@ def check(
 ) -> None:
     """Raise `kind` unless `ok`.
 
-    >>> check(2 > 1, "go on", because="2 is small", do="count again")
+    >>> check(2 > 1, "compare", because="2 is small", do="pass 3")
     """
     if not ok:
         raise kind(cannot, because=because, do=do)

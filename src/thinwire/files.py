@@ -30,7 +30,7 @@ def replace_file(path: Path, write: Callable[[Path], object], *, suffix: str = "
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        # What was written of it takes room that the next attempt needs.
+        # An incomplete file takes room that the next attempt needs.
         with suppress(OSError):
             temporary.unlink()
         raise

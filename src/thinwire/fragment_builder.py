@@ -28,7 +28,7 @@ class FragmentBuilder:
         method: fills the slots.
         live: the worker's weights.
         transport: to the other workers.
-        storage: where outer state rests.
+        storage: of the outer state.
         is_fixed: whether the same workers take part to the end.
 
     Raises:
@@ -139,7 +139,7 @@ class FragmentBuilder:
                 index += 1
 
     def layout(self, fragment: Fragment) -> Layout:
-        """Where the parameters of `fragment` lie in its vector."""
+        """The places of the parameters of `fragment` in its vector."""
         return Layout.of({name: self._shapes[name] for name in fragment.names}, self._roles)
 
     def _context(self, fragment: Fragment, workers: int, rank: int) -> ExchangeContext:
@@ -154,6 +154,6 @@ class FragmentBuilder:
             storage=self.storage,
             drops_bad_messages=not self._is_fixed,
             has_own_anchors=self.has_own_anchors,
-            # What travels are weights then, which are equal before anything was trained.
+            # Weights are sent then, which are equal before anything was trained.
             warns_of_same_work=not self.has_own_anchors,
         )

@@ -194,7 +194,7 @@ class FragmentState:
         return self.exchange.feedback() if before is None else before
 
     def load_feedback(self, feedback: Mapping[str, Tensor]) -> bool:
-        """Go on with `feedback`, perhaps of another K, and return whether it fits.
+        """Continue with `feedback`, perhaps of another K, and return whether it fits.
 
         Shards of a reduction are cut by K, so their feedback does not.
         """
@@ -207,7 +207,7 @@ class FragmentState:
     # -- what all workers share --------------------------------------------------------------------
 
     def shared(self) -> dict[str, Tensor]:
-        """What is equal on all workers; it shares memory with this state."""
+        """The state that is equal on all workers; it shares memory with this one."""
         return self._unused_optimizer_state | self.outer.state_dict()
 
     def check_shared(self, shared: Mapping[str, Tensor], outer: OuterState) -> None:
@@ -230,7 +230,7 @@ class FragmentState:
         self.contributors = {int(round): names for round, names in facts["counted"]}
 
     def shared_facts(self) -> dict[str, Any]:
-        """What is known of the rounds that counted, for `load_shared`."""
+        """Numbers and contributors of the rounds that counted, for `load_shared`."""
         return {
             "sends": self.rounds_sent - len(self.pending),
             "sent_at_step": self.applied_at_step,
@@ -246,19 +246,19 @@ class FragmentState:
         self.note_contributors(self.rounds_sent, facts["counted"])
 
     def replace_outer(self, outer: OuterState) -> None:
-        """Go on with `outer`, made for another number of workers."""
+        """Continue with `outer`, made for another number of workers."""
         if outer is self.outer:
             return
         old, new = self.shared(), outer.state_dict()
         local_delta = self.outer.pseudo_gradient()
-        # What this K's outer optimizer keeps and the other did not begins as it does in a new run.
+        # State that only this K's outer optimizer has begins as in a new run.
         outer.load_state_dict({key: old.get(key, value) for key, value in new.items()})
         self._unused_optimizer_state = {k: v.clone() for k, v in old.items() if k not in new}
         self.outer = outer
         self.outer.reset_live(local_delta)
 
     def replace_exchange(self, exchange: ExchangeState) -> None:
-        """Go on with `exchange`, made for other workers, and with what is left to be sent."""
+        """Continue with `exchange`, made for other workers, and with the feedback so far."""
         residual = self.exchange.feedback_vector()
         if residual is not None:
             exchange.load_feedback_vector(residual)
@@ -300,7 +300,7 @@ class FragmentState:
             "exchange": self.exchange.state_dict(),
             "sent_at_step": self.sent_at_step,
             "sends": self.rounds_sent,
-            # Always as many: torch.distributed.checkpoint fills what is there, and nothing else.
+            # Always as many: torch.distributed.checkpoint fills existing entries only.
             "in_flight": [*saved, *blanks][: self._saved_rounds],
         }
 

@@ -118,7 +118,7 @@ class Muon(_Checked):
     scale: str = "spectral"
     betas: tuple[float, float] = (0.9, 0.99)
     eps: float = 1e-8
-    # Workers of earlier versions have this one and do not say so.
+    # Workers of earlier versions have this one and do not describe it.
     iteration: NewtonSchulz = field(default=NewtonSchulz(), metadata={"describe_default": False})
 
     def build(self, model: nn.Module) -> optim.Muon:

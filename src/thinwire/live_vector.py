@@ -72,7 +72,7 @@ class _Places:
 
     def __init__(self, part: VectorPart, starts: Sequence[int]) -> None:
         first = bisect_right(starts, part.start) - 1
-        # A part that is no few ranges (blocks of a matrix) lies in one parameter.
+        # A part without ranges (blocks of a matrix) is in one parameter.
         self.inside = (first, starts[first]) if part.ranges is None else None
         # Of each parameter in turn, which of its numbers.
         self.pieces: list[tuple[int, int, int]] = []
@@ -154,14 +154,14 @@ class OpenWeights(LazyVector):
             copy_all(views, values.split(places.sizes))
 
     def close(self) -> None:
-        """What was written is in the parameters now, and in what was made of them."""
+        """Write the changes to the parameters, and drop gathered weights."""
         for shard, flat in zip(self._shards, self._flat, strict=True):
             if flat.data_ptr() != shard.data_ptr():
                 shard.copy_(flat.view(shard.shape))
         self._vector.live.forget_gathered_weights()
 
     def is_finite(self) -> bool:
-        """Whether all of them are."""
+        """True if all of them are finite."""
         totals = [flat.sum(dtype=torch.float32).to(self.device) for flat in self._flat]
         if bool(torch.isfinite(torch.stack(totals)).all()):
             return True  # a finite sum proves every term finite

@@ -38,7 +38,7 @@ def local_shard(tensor: Tensor) -> Tensor:
 def with_hooks(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The optimizer inside of one that lacks an Optimizer's hooks, as Accelerate's wrapper does.
 
-    One that has hooks of its own and steps another inside (Lookahead, SAM) is followed itself.
+    One that has hooks and steps another inside (Lookahead, SAM) is followed itself.
 
     >>> sgd = torch.optim.SGD(nn.Linear(2, 1).parameters())
     >>> with_hooks(sgd) is sgd
@@ -236,7 +236,7 @@ class LiveWeights:
         self.forget_gathered_weights()
 
     def forget_gathered_weights(self) -> None:
-        """Have the weights gathered anew when the model is used next."""
+        """Have the weights gathered again when the model is used next."""
         # FSDP2 may still hold weights gathered for an evaluation, which would hide the new ones.
         for module in self.model.modules():
             reshard: Any = getattr(module, "reshard", None)

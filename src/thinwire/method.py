@@ -44,7 +44,7 @@ RENAMED_SLOTS = {
 }
 """Class names in descriptions written by earlier versions, and today's."""
 
-# What a slot that was added since was when there was no choice: (kind, slot): kind in the slot.
+# Slots that were added since: (kind, slot): the kind that it had when there was no choice.
 _SLOTS_ADDED = {("MedianNormClip", "aggregate"): "MeanOverWorkers"}
 
 
@@ -221,7 +221,7 @@ class Method:
         return {key: value for key, value in describe(self).items() if key not in {"kind", "name"}}
 
     def check_elastic(self, *, is_divided: bool = False) -> None:
-        """Raise `ConfigurationError` if workers that come and go cannot train by it; says why.
+        """Raise `ConfigurationError` if workers that come and go cannot train by it.
 
         Args:
             is_divided: whether the ranks of a worker divide what it sends.
@@ -309,7 +309,7 @@ def _build(value: Any, modules: Sequence[ModuleType]) -> Any:
 
 
 def _class_of(kind: str, modules: Sequence[ModuleType]) -> Any:
-    # Only descriptions are built, whatever a file says: a run folder may come from anywhere.
+    # Only descriptions are built, whatever the file: a run folder may come from anywhere.
     for module in modules:
         found = None if kind.startswith("_") else getattr(module, kind, None)
         if isinstance(found, type) and dataclasses.is_dataclass(found):

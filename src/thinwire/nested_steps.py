@@ -1,4 +1,4 @@
-"""Whether a step of an optimizer was called by another step of the same optimizer."""
+"""Steps of an optimizer that are called by another step of the same optimizer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HOOKED_STEP = "Optimizer.profile_hook_step.<locals>.wrapper"
 
 
 def is_nested_step(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the step whose hooks run now was called by another step of `optimizer`.
+    """True if the step whose hooks run now was called by another step of `optimizer`.
 
     torch puts the hooks around the `step` of every class of which an optimizer was made. A class
     whose `step` calls `super().step()` so runs them twice a step, but only if an optimizer of its

@@ -77,7 +77,7 @@ class Ledger:
         # Weak, because a whole exchange is dropped, without a call here, when the number of workers
         # changes.
         self._kept: WeakSet[StoredTensor] = WeakSet()
-        # A transport may encode a reduced shard on a thread of its own.
+        # A transport may encode a reduced shard on another thread.
         self._lock = threading.Lock()
 
     def count(self, kept: StoredTensor) -> None:
@@ -146,7 +146,7 @@ class OnDevice(StatePlacement):
 
 
 class _OnHostTensor(StoredTensor):
-    """Copies to the device run on a stream of their own, beside the training."""
+    """Copies to the device run on another stream, beside the training."""
 
     def __init__(self, value: Tensor, storage: OnHost) -> None:
         self._storage = storage
@@ -187,7 +187,7 @@ class _OnHostTensor(StoredTensor):
         return self._fetched
 
     def store(self, value: Tensor) -> None:
-        # Blocks until it is there: the next step may overwrite `value`.
+        # Blocks until it has arrived: the next step may overwrite `value`.
         self._value.copy_(value)
         self.release()
 

@@ -27,8 +27,8 @@ class RowBatch:
         rows: records.
         columns: numbers in a record.
         is_block: whether a record is a block of 64x64.
-        across: blocks side by side, where the part lies row by row of a matrix and has to be cut
-            into blocks; 0 where a record's numbers follow each other already.
+        across: blocks side by side, where the part is some rows of a matrix, which have to be cut
+            into blocks; 0 where the numbers of a record are adjacent.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Grouping(ABC):
     """Part of the codec's id."""
 
     spans_tensors: bool = False
-    """Whether a record covers a whole parameter, whatever its size: by default not."""
+    """True if a record covers a whole parameter, whatever its size."""
 
     @abstractmethod
     def sections(self, layout: Layout, numel: int = _BATCH) -> Iterator[list[RowBatch]]:

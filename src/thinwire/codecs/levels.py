@@ -1,6 +1,6 @@
 """Levels of a quantiser: sums of rows, grids (linear, statistical, mid-rise) and rounding.
 
-A grid says for each row an origin, a step and whether levels are bin means; then
+A grid gives each row an origin and a step, and may make levels bin means; then
 
     code  = clamp(floor((x - origin) / step + r), 0, 2^bits - 1)     r = 1/2, or uniform in [0, 1)
     value = origin + code * step, or the mean of the row's numbers with that code
@@ -20,11 +20,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+# J. Max, Quantizing for minimum distortion (1960), table II.
 MAX_STEPS = {1: 1.596, 2: 0.9957, 4: 0.3352, 8: 0.0308}
-"""By bits: the step, in sigmas, of the uniform quantiser of a Gaussian with least squared error.
-
-Source: J. Max, Quantizing for minimum distortion (1960), table II.
-"""
+"""By bits: the step, in sigmas, of the uniform quantiser of a Gaussian with least squared error."""
 
 TINY = 3e-39
 """The reciprocal of anything smaller is not finite."""
@@ -92,7 +90,7 @@ def root_mean_square(x: Tensor) -> Tensor:
 def mean_and_sigma(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation (over n) of each row, [rows, 1]."""
     mean = sum_by_halves(x * (1.0 / x.shape[1]))
-    # Halved: a number and the mean may lie at opposite ends of the range of fp32.
+    # Halved: a number and the mean may be at opposite ends of the range of fp32.
     half = x * 0.5 - mean * 0.5
     return mean, 2.0 * root_mean_square(half)
 
@@ -131,7 +129,7 @@ class Levels(ABC):
     """A rule for the levels of a row."""
 
     means: bool
-    """Whether a level is the mean of the numbers that fell into its bin."""
+    """True if a level is the mean of the numbers in its bin."""
 
     @abstractmethod
     def place(self, x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
@@ -223,7 +221,7 @@ class Rounding(ABC):
     """The r of floor(t + r), where t is a number in steps of the grid."""
 
     unbiased: bool
-    """Whether rounding is right on average; then levels must stay on the grid."""
+    """True if rounding has no bias; then levels must stay on the grid."""
 
     @abstractmethod
     def offsets(self, like: Tensor, key: RoundKey) -> Tensor | float:

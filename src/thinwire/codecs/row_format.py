@@ -1,6 +1,6 @@
 """Codecs of rows: each becomes a record, bytes of a size that depends on its length alone.
 
-What a codec writes and reads here is the reference of `thinwire.codecs.kernels`, which give the
+The bytes written and read here are the reference of `thinwire.codecs.kernels`, which give the
 same bytes for rows of 4096.
 """
 
@@ -104,7 +104,7 @@ class GroupedCodec(Codec):
         return numbers.values.abs().amax()
 
     def kernel_spec(self) -> KernelSpec | None:
-        """What a kernel for rows of 4096 numbers has to do; by default no kernel can."""
+        """The kernel for rows of 4096 numbers; None if there is no kernel."""
         return None
 
     @property
@@ -115,7 +115,7 @@ class GroupedCodec(Codec):
 
     @property
     def sharding_loss(self) -> str | None:
-        """With `Tensors`, a shard's piece of a tensor gets a record of its own."""
+        """With `Tensors`, each shard's piece of a tensor gets a record."""
         if not self.groups.spans_tensors:
             return None
         return "scales or places of a whole tensor are chosen anew for each shard's piece of it"
@@ -165,11 +165,9 @@ class _RowsCodec(BoundCodec):
         self, out: Tensor, residual: Tensor, delta: Tensor | None, *, decay: float, round: int = 0
     ) -> None:
         batch, kernel = self._batch, self._kernel(residual.device)
-        if kernel is not None and self._transform is None:
-            shape = (batch.rows, batch.columns)
-            added = None if delta is None else delta.view(shape)
-            records = out.view(batch.rows, -1)
-            kernel.encode(residual.view(shape), records, added, decay, batch.across)
+        if kernel is not None and self._transform is None and not batch.across:
+            added = None if delta is None else batch.rows_of(delta)
+            kernel.encode(batch.rows_of(residual), out.view(batch.rows, -1), added, decay)
             return
         if delta is not None:
             residual.mul_(decay).add_(delta)
@@ -177,8 +175,8 @@ class _RowsCodec(BoundCodec):
         coded = rows if transform is None else transform.forward(rows, batch.shape)
         sent = self._write(out, coded, round)
         if transform is None:
-            assert sent is not None  # there is no kernel
-            sent.add_to(rows, weight=-1.0)
+            if sent is not None:  # else a kernel has left the error in the rows
+                sent.add_to(rows, weight=-1.0)
         else:
             numbers = torch.zeros_like(rows)
             if sent is None:
@@ -192,7 +190,7 @@ class _RowsCodec(BoundCodec):
         """Encode `rows`; what was sent, or None of a kernel, which overwrites them."""
         records, kernel = out.view(self._batch.rows, -1), self._kernel(rows.device)
         if kernel is not None:
-            kernel.encode(rows, records, None, 1.0, 0)
+            kernel.encode(rows, records, None, 1.0)
             return None
         written, sent = (
             write_plain(rows, self._codec.verbatim)
@@ -253,7 +251,7 @@ class _RowsCodec(BoundCodec):
         return coefficients
 
     def _coefficient_rows(self, x: Tensor) -> Tensor:
-        """The rows of coefficients in `x`: those of a transform lie record by record."""
+        """The rows of coefficients in `x`: those of a transform are stored record by record."""
         return x.view(self._batch.rows, -1) if self._transform else self._batch.rows_of(x)
 
     def _read(self, payloads: Sequence[Tensor], round: int) -> Iterator[Decoded]:

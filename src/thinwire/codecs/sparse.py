@@ -62,7 +62,7 @@ class _KOfEach(GroupedCodec):
 
     @property
     def is_sparse(self) -> bool:
-        """Whether k is below 4096."""
+        """True for k below 4096."""
         return self.k < CHUNK
 
     def k_of(self, columns: int) -> int:
@@ -178,7 +178,7 @@ class _SectionCodec(BoundCodec):
 
     def __init__(self, codec: TopK, batches: Sequence[RowBatch]) -> None:
         self._codec = codec
-        # Each batch, and where it lies in the section's vector.
+        # Each batch, and its place in the section's vector.
         self._batches: list[tuple[RowBatch, slice]] = []
         numel = 0
         for batch in batches:

@@ -70,7 +70,7 @@ def largest_reference(x: Tensor, k: int) -> Tensor:
 def _top(bits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of each row with their indices, in any order.
 
-    They lie in the k groups with the largest maxima, so two small selections do for a large one.
+    They are in the k groups with the largest maxima: two small selections replace a large one.
     """
     rows, columns = bits.shape
     groups = columns // _PER_GROUP
@@ -133,7 +133,7 @@ class Values(ABC):
     """Type of the plain numbers of rows whose sparse record would not be smaller."""
 
     spans_rows: bool = False
-    """Whether the kept values of all rows of a tensor are written as one: by default not."""
+    """True if the kept values of all rows of a tensor are written as one."""
 
     @abstractmethod
     def nbytes(self, k: int) -> int:

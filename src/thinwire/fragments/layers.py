@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import nn
 
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
-"""What torch.compile and activation checkpointing call the module they wrap, at any depth."""
+"""Names under which torch.compile and activation checkpointing hold the module they wrap."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +37,7 @@ class Part:
 
 
 def find_layers(model: nn.Module) -> dict[str, int]:
-    """The layer of each parameter that lies in the model's stack of layers.
+    """The layer of each parameter in the model's stack of layers.
 
     See `stack_of`.
 

@@ -1,4 +1,4 @@
-"""Where the parameters of a fragment lie in its flat vector."""
+"""Layout: places of a fragment's parameters in its flat vector."""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -94,7 +94,7 @@ class Layout:
     def cut(self, parts: int) -> "list[tuple[int, Layout]]":
         """`parts` pieces of the vector of about equal size: (first element, layout of the piece).
 
-        Cuts lie between parameters, or after a multiple of 64 rows of one, so that rows and 64x64
+        Cuts are between parameters, or after a multiple of 64 rows of one, so that rows and 64x64
         blocks stay whole. Pieces may be empty.
 
         >>> [piece.numel for _, piece in Layout.of({"w": (256, 4)}).cut(2)]

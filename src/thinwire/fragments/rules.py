@@ -35,7 +35,7 @@ class Fragment:
         return f"fragment {self.index} ({len(self.names)} parameters from {self.names[0]!r})"
 
     def is_due(self, *, step: int, sync_every: int) -> bool:
-        """Whether the fragment is sent after inner step `step` (counted from 1).
+        """True if the fragment is sent after inner step `step` (counted from 1).
 
         Source: Streaming DiLoCo (arXiv 2501.18512), Algorithm 2.
         """
@@ -50,7 +50,7 @@ class Fragments(ABC):
         """The fragments of a model whose trainable parameters are `parts`.
 
         Args:
-            parts: in the order in which names lie in a fragment; sizes are those of whole tensors,
+            parts: in the order of names in a fragment; sizes are those of whole tensors,
                 so that all ranks of a sharded worker plan alike.
             sync_every: H, inner steps from one exchange of a fragment to the next.
 
@@ -76,7 +76,7 @@ class Whole(Fragments):
 class Strided(Fragments):
     """Layer l of L goes to fragment l mod n, n = ceil(L / layers); the rest is the last fragment.
 
-    The rest is what lies outside of the stack of layers: embedding, final norm and head. Layers
+    The rest is outside of the stack of layers: embedding, final norm and head. Layers
     without trainable parameters are not counted.
 
     Args:
@@ -295,7 +295,7 @@ def _spellings(parts: Iterable[Part]) -> dict[str, tuple[str, ...]]:
         ]
         for part in parts
     }
-    # "module." is a wrapper's only if every parameter lies in it.
+    # "module." is a wrapper's only if it holds every parameter.
     while all(name.startswith("module.") for names in bare.values() for name in names) and bare:
         bare = {key: [n.removeprefix("module.") for n in names] for key, names in bare.items()}
     return {part.name: (*part.aliases, *bare[part.name]) for part in parts}

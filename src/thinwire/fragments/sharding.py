@@ -1,4 +1,4 @@
-"""How a parameter is sharded over the ranks of a worker, read off the parameter itself.
+"""Sharding of a parameter over the ranks of a worker, read off the parameter itself.
 
 Nothing here imports torch.distributed.tensor, which is slow to load: a DTensor is what has a
 `device_mesh` and `placements`.
@@ -33,7 +33,7 @@ def by_holders(names: Iterable[str], parameters: Mapping[str, Tensor]) -> list[l
     """`names` in groups whose parameters are held by the same ranks of this worker.
 
     Ranks that hold the same parameter must encode it alike, so it cannot share chunks or levels
-    with a parameter of which each rank holds a shard of its own.
+    with a parameter of which each rank holds another shard.
 
     >>> import torch
     >>> by_holders(["a", "b"], {"a": torch.ones(1), "b": torch.ones(2)})

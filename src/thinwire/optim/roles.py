@@ -1,7 +1,7 @@
-"""What each parameter of a model is: a matrix, an embedding, an output head or a vector.
+"""Roles of parameters: matrix, embedding, output head or vector.
 
 Muon treats hidden matrices only. Which parameters those are is read off the module tree: off the
-class of the module that owns a parameter, and off what the model itself says is its head. It is
+class of the module that owns a parameter, and off the head that the model itself declares. It is
 never read off a name: in MuLoCo's released code a hidden layer named "overhead" moves to AdamW.
 """
 
@@ -18,7 +18,7 @@ from thinwire.errors import check, unknown_name
 
 
 class Role(enum.Enum):
-    """What kind of parameter it is, to an optimizer that treats each kind in its own way.
+    """Kind of a parameter, to an optimizer that treats kinds differently.
 
     >>> [role.name for role in Role]
     ['MATRIX', 'EMBEDDING', 'HEAD', 'VECTOR']
@@ -33,6 +33,11 @@ class Role(enum.Enum):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MatrixLayout:
     """How a parameter stores its matrices, by an id that a checkpoint can hold.
+
+    * `out_in`: [..., out, in], as nn.Linear and Mixtral's experts; earlier ones count matrices.
+    * `in_out`: [..., in, out], as the Conv1D of GPT-2 and the experts of GPT-OSS.
+    * `kernel`: [out, in, k...], a convolution; one matrix [out, in * k...].
+    * `transposed_kernel`: [in, out, k...], a transposed convolution; one matrix [out, in * k...].
 
     Args:
         id: of the layout.
@@ -72,13 +77,7 @@ LAYOUTS: dict[str, MatrixLayout] = {
         ("transposed_kernel", False, True),
     )
 }
-"""Every layout by its id.
-
-* `out_in`: [..., out, in], as nn.Linear and Mixtral's experts; leading dimensions count matrices.
-* `in_out`: [..., in, out], as the Conv1D of GPT-2 and the experts of GPT-OSS.
-* `kernel`: [out, in, k...], a convolution; one matrix [out, in * k...].
-* `transposed_kernel`: [in, out, k...], a transposed convolution; one matrix [out, in * k...].
-"""
+"""Every layout by its id."""
 
 
 def parameter_roles(
@@ -93,7 +92,7 @@ def parameter_roles(
     one, it is the last module with a parameter of two or more dimensions (embeddings aside), if
     that parameter has the shape of some embedding's.
 
-    What the tree does not tell is a MATRIX: a bare position table [1, T, C], for instance, or the
+    All else is a MATRIX: a bare position table [1, T, C], for instance, or the
     head of a classifier. `overrides` is for those.
 
     Args:
@@ -138,8 +137,8 @@ _TABLES = (nn.Embedding, nn.EmbeddingBag)
 def parameter_layouts(model: nn.Module) -> dict[str, MatrixLayout]:
     """Say how each parameter of two or more dimensions stores its matrices.
 
-    Convolutions are known by their class. Storage as (in, out) is known by what a module says of
-    itself: `nx` and `nf` (transformers' Conv1D) or `is_transposed` (transformers' experts).
+    Convolutions are known by their class. Storage as (in, out) is known by attributes of a
+    module: `nx` and `nf` (transformers' Conv1D) or `is_transposed` (transformers' experts).
 
     Args:
         model: any module; tied parameters count once, with the layout of their first owner.

@@ -1,4 +1,4 @@
-"""How far an orthogonal update moves a matrix, by the shape of the matrix."""
+"""Length of an orthogonal update, by the shape of the matrix."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Matrices that lie in shards on the ranks of a device mesh, and who works on them as a whole.
+"""Orthogonalisation of matrices that are sharded over the ranks of a device mesh.
 
 A matrix can only be orthogonalised as a whole. Of many matrices cut alike along a mesh dimension of
 n ranks, rank r takes every n-th one, starting at the r-th:
@@ -69,7 +69,7 @@ class Cut:
         return list(zip(*(_chunks(part, self.ranks) for part in parts), strict=True))
 
     def size_here(self) -> int:
-        """How much of the dimension this rank holds."""
+        """Elements of the dimension that this rank holds."""
         return sum(len(places) for places in self.held()[self.rank])
 
     def rows(self, device: torch.device) -> list[Tensor]:

@@ -24,21 +24,14 @@ class OuterOptimizer(ABC):
     """Why workers that come and go cannot train by this optimizer; None if they can."""
 
     has_own_anchors: bool = False
-    """Whether every worker has outer parameters of its own.
-
-    Then the workers' digests and checkpoints differ, and messages are not compared by anchor.
-    By default all workers have equal outer parameters.
-    """
+    """True if workers have different outer parameters: then digests and checkpoints differ."""
 
     averages_weights: bool = False
-    """Whether workers send their weights; by default they send pseudo-gradients."""
+    """True if workers send their weights; by default they send pseudo-gradients."""
 
     takes_momentum: bool = False
-    """Whether `OuterState.apply` expects what `Feedback.gives_momentum` returns, not a mean.
-
-    By default it expects the mean.
-    """
+    """True if `OuterState.apply` expects the momentum of `Feedback.gives_momentum`, not a mean."""
 
     @abstractmethod
     def bind(self, context: FragmentContext, overlap: Overlap) -> OuterState:
-        """A fresh state for one fragment, whose means are merged as `overlap` says."""
+        """A fresh state for one fragment, whose means are merged by `overlap`."""

@@ -54,7 +54,7 @@ class ByWorkerCount(OuterOptimizer):
 
     @property
     def averages_weights(self) -> bool:
-        """Whether any row does."""
+        """True if any row does."""
         return any(optimizer.averages_weights for _, optimizer in self.table)
 
     @property

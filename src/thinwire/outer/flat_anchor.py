@@ -18,7 +18,7 @@ from thinwire.storage import StoredTensor
 
 
 class StepRule(ABC):
-    """What moves every number of a vector by itself: its buffers, and the step."""
+    """An elementwise rule that moves a vector: its buffers, and the step."""
 
     @abstractmethod
     def buffers(self, like: Tensor) -> dict[str, Tensor]:
@@ -41,7 +41,7 @@ class StepRule(ABC):
 
 
 class FlatAnchor:
-    """theta = OuterOpt(theta, mean), at rest between rounds, moved part by part.
+    """theta = OuterOpt(theta, mean), stored between rounds and moved part by part.
 
     A rule steps a *position*: the vector minus an origin. By default the origin is the vector
     itself, so the position starts at zero and becomes the update. A lone worker passes its own
@@ -93,7 +93,7 @@ class FlatAnchor:
             self._vector.release()
 
     def stored(self) -> Tensor:
-        """The vector where it rests, not to be changed."""
+        """The vector where it is stored, not to be changed."""
         return self._vector.stored()
 
     def step(
@@ -172,7 +172,7 @@ class FlatAnchor:
         return self._digest
 
     def state_dict(self) -> dict[str, Tensor]:
-        """`anchor` and the optimizer's buffers, where they rest."""
+        """`anchor` and the optimizer's buffers, where they are stored."""
         buffers = {key: kept.stored() for key, kept in self._buffers.items()} | self._scalars
         return {"anchor": self.stored()} | {f"optimizer.{k}": v for k, v in buffers.items()}
 

@@ -1,4 +1,4 @@
-"""Gossip: every worker has an anchor of its own, pulled to the mean weights of those it meets."""
+"""Gossip: every worker has its own anchor, pulled to the mean weights of its peers."""
 
 from dataclasses import dataclass
 

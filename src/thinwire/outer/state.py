@@ -1,4 +1,4 @@
-"""What an outer optimizer keeps of one fragment on one worker."""
+"""State of an outer optimizer for one fragment on one worker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FragmentContext:
         live: the worker's weights.
         names: of the fragment's parameters.
         workers: K.
-        storage: where the state rests.
+        storage: of the state.
         alone: whether the worker is the only one, and stays so.
     """
 
@@ -39,7 +39,7 @@ class OuterState(ABC):
 
     @abstractmethod
     def measure(self) -> AbstractContextManager[LazyVector]:
-        """How far this worker has moved, [numel]: computed as it is read, until the block ends."""
+        """The pseudo-gradient, [numel]: computed as it is read, until the block ends."""
 
     def pseudo_gradient(self) -> Tensor:
         """What `measure` gives, as a new fp32 [numel]."""
@@ -51,7 +51,7 @@ class OuterState(ABC):
         del delta
 
     def contribution(self, delta: LazyVector) -> LazyVector:
-        """What is sent and averaged for `delta`, which `measure` gave: by default it.
+        """The vector that is sent for `delta`, which `measure` gave: by default `delta`.
 
         A state of an optimizer that `averages_weights` returns the weights.
         """

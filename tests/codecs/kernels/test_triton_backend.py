@@ -128,8 +128,8 @@ def compile_all(name: str, capability: int) -> None:
     kernel = triton_backend.build(spec)
     assert kernel is not None
     x, records = torch.zeros(2, CHUNK), torch.zeros(2, spec.nbytes, dtype=torch.uint8)
-    kernel.encode(x, records, x.clone(), 0.5, 0)
-    kernel.encode(x, records, None, 0.5, 0)
+    kernel.encode(x, records, x.clone(), 0.5)
+    kernel.encode(x, records, None, 0.5)
     kernel.add(x, None, [records, records], 0.5)
     kernel.add(x, x.clone(), [records], 0.5)
     if kernel.largest is not None:

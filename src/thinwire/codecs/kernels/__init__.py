@@ -28,7 +28,7 @@ _BY_DEVICE = {"cpu": "numba", "cuda": "triton"}
 
 
 class KernelSpec(NamedTuple):
-    """What a codec does to rows of 4096 numbers, for kernels that do the same.
+    """How a codec encodes rows of 4096 numbers, for the kernels that do the same.
 
     Only codecs that round to nearest have one.
 
@@ -37,7 +37,7 @@ class KernelSpec(NamedTuple):
             `E3M0`.
         nbytes: of a record.
         number: k of Top-k, else the bits of a code.
-        grid: of `Quantise`: where the levels lie.
+        grid: of `Quantise`.
         two_levels: of `TopK`: `SignLevels`, otherwise `SignMean`.
     """
 
@@ -49,23 +49,20 @@ class KernelSpec(NamedTuple):
 
 
 class RowKernel(NamedTuple):
-    """Functions that encode rows of 4096 numbers to records, and add up what records stand for.
+    """Functions that encode rows of 4096 numbers to records, and add decoded records.
 
     They give the bytes, residuals and means of a codec's `write` and `read`, bit for bit: these are
     the reference. They may not fuse a product with a sum, nor reorder a sum: sums are taken by
     halves (`thinwire.codecs.levels`). They keep nothing between calls, and threads may call one at
-    the same time. All tensors of a call lie on one device. Rows of numbers (fp32 [rows, 4096]) and
+    the same time. All tensors of a call are on one device. Rows of numbers (fp32 [rows, 4096]) and
     records (uint8 [rows, nbytes]) follow each other without gaps; records may begin at any byte. No
     rows are fine.
 
     Args:
-        encode: (x, out, delta, decay, across): x = decay * x + delta; out = records of x;
+        encode: (x, out, delta, decay): x = decay * x + delta; out = records of x;
             x = x - decode(out). The product is rounded before the sum; without a delta x stays as
             it is, whatever the decay. The caller sees that the sum is finite: a row that is not
-            gets any bytes and any residual, but does not disturb other rows. Where `across` is not
-            0, a row is a block of 64x64 of a matrix that lies row by row, `across` blocks side by
-            side: `x` and `delta` are [rows / across * 64, across * 64], whatever their shape, and
-            records are those of the blocks row by row.
+            gets any bytes and any residual, but does not disturb other rows.
         add: (out, senders, records, weight): out += weight * decode(r) for one worker's records
             after the other's, the product rounded first; senders (if there are any) += 1 wherever a
             worker's decoded number is not zero. `ExchangeError` if some bytes are no record; `out`
@@ -75,7 +72,7 @@ class RowKernel(NamedTuple):
             `ExchangeError` as above. None if the levels of a record can be read without decoding.
     """
 
-    encode: Callable[[Tensor, Tensor, Tensor | None, float, int], None]
+    encode: Callable[[Tensor, Tensor, Tensor | None, float], None]
     add: Callable[[Tensor, Tensor | None, Sequence[Tensor], float], None]
     largest: Callable[[Tensor], Tensor] | None = None
 

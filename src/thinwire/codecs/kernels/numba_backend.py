@@ -18,7 +18,6 @@ from torch import Tensor
 from thinwire.codecs.bits import no_indices
 from thinwire.codecs.kernels import KernelSpec, RowKernel
 from thinwire.codecs.kernels import numba_dense as dense
-from thinwire.codecs.kernels import numba_rows as shared
 from thinwire.codecs.kernels import numba_topk as topk
 from thinwire.codecs.levels import MAX_STEPS, Linear, MidRise, Statistical
 from thinwire.fragments.layout import CHUNK
@@ -29,7 +28,6 @@ _F = np.float32
 _T = TypeVar("_T")
 _FEW = 32  # rows that are not worth a second thread
 _NO_ROWS = np.empty((0, CHUNK), np.float32)
-_NO_BLOCKS = np.empty((0, shared.SIDE, 1, shared.SIDE), np.float32)
 
 _FUNCTIONS: dict[str, tuple[Any, Any, Any]] = {
     "topk": (topk.encode, topk.add, topk.largest),
@@ -46,7 +44,7 @@ _GRIDS: dict[type, tuple[int, dict[int, float]]] = {
 
 
 def supports(device: torch.device) -> bool:
-    """Whether the kernels run on a device: on CPUs.
+    """True for CPUs, on which the kernels run.
 
     >>> supports(torch.device("cuda"))
     False
@@ -75,27 +73,15 @@ def _kernel(spec: KernelSpec, to_encode: tuple[Any, ...], to_add: tuple[Any, ...
     """A family's functions with the settings of a spec."""
     run_encode, run_add, run_largest = _FUNCTIONS[spec.family]
 
-    def encode(x: Tensor, out: Tensor, delta: Tensor | None, decay: float, across: int) -> None:
-        shape = (len(x) // across, shared.SIDE, across, shared.SIDE) if across else x.shape
-        numbers, records = x.view(shape).numpy(), out.numpy()
-        nothing = _NO_BLOCKS if across else _NO_ROWS
-        added = nothing if delta is None else delta.view(shape).numpy()
+    def encode(x: Tensor, out: Tensor, delta: Tensor | None, decay: float) -> None:
+        numbers, records = x.numpy(), out.numpy()
+        added = _NO_ROWS if delta is None else delta.numpy()
 
         def some_rows(first: int, last: int) -> None:
             rows = slice(first, last)
             run_encode(numbers[rows], added[rows], _F(decay), records[rows], *to_encode)
 
-        def some_blocks(first: int, last: int) -> None:
-            scratch = np.empty((shared.AT_ONCE, shared.SIDE, shared.SIDE), np.float32)
-            for at in range(first, last, shared.AT_ONCE):
-                end = min(at + shared.AT_ONCE, last)
-                some = scratch[: end - at]
-                rows = some.reshape(-1, CHUNK)
-                shared.gather(some, numbers, added, _F(decay), at)
-                run_encode(rows, _NO_ROWS, _F(1), records[at:end], *to_encode)
-                shared.scatter(some, numbers, at)
-
-        _over_rows(len(records), some_blocks if across else some_rows)
+        _over_rows(len(records), some_rows)
 
     def add(out: Tensor, senders: Tensor | None, records: Sequence[Tensor], weight: float) -> None:
         numbers, counts = out.numpy(), _NO_ROWS if senders is None else senders.numpy()
@@ -118,8 +104,7 @@ def _kernel(spec: KernelSpec, to_encode: tuple[Any, ...], to_add: tuple[Any, ...
 
     # Compiled now, and not in the middle of the first round.
     rows, records = torch.empty(0, CHUNK), torch.empty(0, spec.nbytes, dtype=torch.uint8)
-    for across in (0, 1):
-        encode(rows, records, None, 1.0, across)
+    encode(rows, records, None, 1.0)
     add(rows, None, [records], 1.0)
     if run_largest is None:  # a few levels a row are read as fast by torch
         return RowKernel(encode, add)

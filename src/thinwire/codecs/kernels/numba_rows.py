@@ -1,4 +1,4 @@
-"""What numba kernels share: bits of floats, sums by halves, bf16, feedback, blocks of a matrix.
+"""Functions shared by numba kernels: bits of floats, sums by halves, bf16, feedback.
 
 Functions here and in the files beside it take rows of constant length, in loops that begin at 0: so
 that no index can be negative, and LLVM makes vectors of them. Nothing is fused or reordered, for no
@@ -27,14 +27,6 @@ _F, _I = np.float32, np.int32
 _N = 4096
 EIGHTH = 512
 """An eighth of a row: what three halvings leave."""
-
-AT_ONCE = 8
-"""Blocks of 64x64 that are in the cache together: 128 KiB."""
-
-SIDE = 64
-"""Rows and columns of a block."""
-
-_U = np.uint64  # an index that cannot be negative
 
 
 def compiled(function: Callable[..., Any]) -> Any:
@@ -190,38 +182,3 @@ def root_mean_square(x, largest, eighth, scratch):
         eighth[j] = even + odd
     root = _F(math.sqrt(sum_of_eighth(eighth, scratch)))
     return root * _F(1.0 / 64) * inverse
-
-
-# -- blocks of a matrix that lies row by row -------------------------------------------------------
-
-
-@compiled
-def gather(blocks, x, delta, decay, first):
-    """blocks = those of decay * x + delta from the block `first` on; of x if there is no delta.
-
-    `blocks` is [n, 64, 64]; `x` and `delta` are [down, 64, across, 64].
-    """
-    across = x.shape[2]
-    for i in range(len(blocks)):
-        down, right = _U((first + i) // across), _U((first + i) % across)
-        if len(delta):
-            for r in range(SIDE):
-                for j in range(SIDE):
-                    blocks[_U(i), _U(r), _U(j)] = (
-                        decay * x[down, _U(r), right, _U(j)] + delta[down, _U(r), right, _U(j)]
-                    )
-        else:
-            for r in range(SIDE):
-                for j in range(SIDE):
-                    blocks[_U(i), _U(r), _U(j)] = x[down, _U(r), right, _U(j)]
-
-
-@compiled
-def scatter(blocks, x, first):
-    """The blocks of x from `first` on = blocks; shapes as in `gather`."""
-    across = x.shape[2]
-    for i in range(len(blocks)):
-        down, right = _U((first + i) // across), _U((first + i) % across)
-        for r in range(SIDE):
-            for j in range(SIDE):
-                x[down, _U(r), right, _U(j)] = blocks[_U(i), _U(r), _U(j)]

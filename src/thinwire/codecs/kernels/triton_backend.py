@@ -12,7 +12,7 @@ _OLDEST = (3, 6)
 
 
 def supports(device: torch.device) -> bool:
-    """Whether kernels run there: on NVIDIA GPUs, and where TRITON_INTERPRET=1 is set, on CPUs.
+    """True for NVIDIA GPUs, and with TRITON_INTERPRET=1 for CPUs.
 
     Before 3.6 Triton's divisions and roots take subnormal numbers for 0, so other bytes come out.
 

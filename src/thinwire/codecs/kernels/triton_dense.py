@@ -28,7 +28,6 @@ from thinwire.codecs.kernels.triton_ops import (
     load_bf16,
     load_row,
     store_bytes,
-    with_blocks,
 )
 from thinwire.codecs.levels import FAR, MAX_STEPS, Linear, MidRise, Statistical
 
@@ -246,7 +245,7 @@ def build(spec: KernelSpec) -> RowKernel | None:
         head, value_of, means = 2 * 2**bits, _level_of, spec.grid and spec.grid.means
         run = partial(launch, _encode_table, bits=bits, place=place, means=means)
 
-    def encode(x: Tensor, out: Tensor, delta: Tensor | None, decay: float, across: int) -> None:
+    def encode(x: Tensor, out: Tensor, delta: Tensor | None, decay: float) -> None:
         run(len(x), x, delta, decay, out)
 
     def add(out: Tensor, senders: Tensor | None, records: Sequence[Tensor], weight: float) -> None:
@@ -259,4 +258,4 @@ def build(spec: KernelSpec) -> RowKernel | None:
         arguments = (out, senders, begins, len(records), weight)
         launch(_add, len(out), *arguments, head=head, bits=bits, value_of=value_of)
 
-    return RowKernel(with_blocks(encode), add)
+    return RowKernel(encode, add)

@@ -1,4 +1,4 @@
-"""What the Triton kernels share: sums by halves, bf16 by integers, and their launches.
+"""Functions shared by Triton kernels: sums by halves, bf16 by integers, launches.
 
 Two things that Triton's interpreter does not show would change bits on a GPU. A plain `/` compiles
 to an approximate division, so kernels write `tl.div_rn` and `tl.sqrt_rn`; and a product is fused
@@ -12,17 +12,13 @@ A program of a kernel handles one row. Row numbers are int64: payloads may have 
 # pyright: reportMissingParameterType=false, reportOperatorIssue=false, reportArgumentType=false
 # pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from thinwire.codecs.levels import TINY
-
-Encode = Callable[[Tensor, Tensor, Tensor | None, float, int], None]
 
 _TINY = tl.constexpr(TINY)
 
@@ -105,23 +101,3 @@ def launch(
         return
     with torch.cuda.device_of(arguments[0]):
         kernel[(rows,)](*arguments, **constants, num_warps=num_warps, enable_fp_fusion=False)
-
-
-def with_blocks(encode: Encode) -> Encode:
-    """`encode` of rows, which also takes a matrix whose rows are blocks: it copies them.
-
-    What is left of a block is copied back.
-    """
-
-    def of_blocks(x: Tensor, out: Tensor, delta: Tensor | None, decay: float, across: int) -> None:
-        if not across:
-            encode(x, out, delta, decay, 0)
-            return
-        shape = (len(x) // across, 64, across, 64)
-        blocks = x.view(shape).transpose(1, 2)
-        rows = blocks.clone(memory_format=torch.contiguous_format).view(x.shape)
-        added = None if delta is None else delta.view(shape).transpose(1, 2).reshape(x.shape)
-        encode(rows, out, added, decay, 0)
-        blocks.copy_(rows.view(blocks.shape))
-
-    return of_blocks

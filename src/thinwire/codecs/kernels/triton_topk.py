@@ -31,7 +31,6 @@ from thinwire.codecs.kernels.triton_ops import (
     load_row,
     log2,
     store_bytes,
-    with_blocks,
 )
 from thinwire.fragments.layout import CHUNK
 
@@ -208,7 +207,7 @@ def build(spec: KernelSpec) -> RowKernel | None:
     # One warp does for few numbers, and waits for no other.
     constants: dict[str, Any] = {"k": k, "two_levels": two_levels, "num_warps": max(1, k // 128)}
 
-    def encode(x: Tensor, out: Tensor, delta: Tensor | None, decay: float, across: int) -> None:
+    def encode(x: Tensor, out: Tensor, delta: Tensor | None, decay: float) -> None:
         """Choose, then write: numbers change lanes between the two, through memory."""
         places = torch.empty(len(x) * k, dtype=torch.int32, device=x.device)
         kept = torch.empty(len(x) * k, device=x.device)
@@ -238,4 +237,4 @@ def build(spec: KernelSpec) -> RowKernel | None:
         if wrong_number or wrong_places:
             raise no_indices(CHUNK, k, wrong_number=bool(wrong_number))
 
-    return RowKernel(with_blocks(encode), add, largest)
+    return RowKernel(encode, add, largest)
