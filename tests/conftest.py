@@ -1,4 +1,5 @@
 import gc
+import signal
 from types import ModuleType
 
 import hypothesis
@@ -9,6 +10,10 @@ import wan
 # An example may take as long as it likes: what else a machine does decides on that.
 hypothesis.settings.register_profile("busy machine", deadline=None)
 hypothesis.settings.load_profile("busy machine")
+
+# Shells ignore Ctrl-C in what they start in the background, and so does all that it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)

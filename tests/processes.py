@@ -1,12 +1,14 @@
 """Real processes joined by gloo on this machine's loopback."""
 
 import atexit
+import contextlib
 import os
 import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from forked import Forked
@@ -114,6 +116,22 @@ def start_two(command: list[str]) -> list[subprocess.Popen]:
     """Start a command as two workers that meet at a port of this machine."""
     at = f"tcp://127.0.0.1:{free_port()}?workers=2&worker="
     return [start(command, THINWIRE_AT=f"{at}{worker}") for worker in range(2)]
+
+
+def until(condition: Callable[[], object], timeout_s: float = 60) -> None:
+    """Wait for something to become true."""
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, f"not within {timeout_s} s"
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def promptly(timeout_s: float) -> Iterator[None]:
+    """Fail where the block takes longer."""
+    started_s = time.monotonic()
+    yield
+    assert time.monotonic() - started_s < timeout_s
 
 
 def output_of(process: subprocess.Popen) -> str:

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import datetime
 import gc
-import hashlib
 import importlib
 import os
 import socket
@@ -19,8 +18,6 @@ import torch.distributed as dist
 from torch import nn
 
 import thinwire as tw
-from exchanges import exchanged, state_of
-from thinwire.exchange import Pairs
 from thinwire.testing.transports import (
     check_background,
     check_worker,
@@ -104,24 +101,6 @@ def carry(transport: Transport | None = None) -> None:
     # Only here do all workers wait for the cards of all.
     known = transport.announce(b"", TAG)
     assert set(known) == set(range(transport.world_size))
-
-
-def pair_means(transports) -> list[list[str]]:
-    """Digests of what some rounds of pairs give each worker; of one worker, where it is alone."""
-    states = [
-        state_of(Pairs(), t.rank, t.world_size, codec=tw.codecs.Quantise(bits=4))
-        for t in transports
-    ]
-    means = [[r.mean.whole() for r in exchanged(states, transports, round=n)] for n in range(1, 6)]
-    return [
-        [hashlib.sha256(mean.numpy().tobytes()).hexdigest() for mean in of_worker]
-        for of_worker in zip(*means, strict=True)
-    ]
-
-
-def pairs() -> None:
-    (mine,) = pair_means([Distributed()])
-    print(*mine)
 
 
 def gossip_methods() -> list[tw.Method]:

@@ -5,7 +5,6 @@ says that old runs do not go on as they were, or that two versions cannot train 
 """
 
 import json
-import runpy
 import shutil
 from pathlib import Path
 
@@ -109,11 +108,3 @@ def test_committed_runs_are_compared_and_shown_in_a_report(folder: Path, capsys)
     assert losses == pytest.approx(frozen, abs=1e-3)
     assert main(["report", "out"]) == 0
     assert "2 methods, 2 runs" in capsys.readouterr().out
-
-
-def test_the_package_runs_as_a_module(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.setattr("sys.argv", ["thinwire", "train", "--help"])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module("thinwire", run_name="__main__", alter_sys=True)
-    assert ended.value.code == 0
-    assert "--method" in capsys.readouterr().out

@@ -99,20 +99,6 @@ def test_both_are_accepted_as_an_index_would(dist: Path) -> None:
 
 
 @pytest.mark.slow
-def test_tests_run_in_what_the_sdist_unpacks_to(dist: Path, tmp_path: Path) -> None:
-    (sdist,) = dist.glob("*.tar.gz")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path, filter="data")
-    (tree,) = tmp_path.iterdir()
-    tests = ["tests/test_method.py", "tests/test_checksums.py", "tests/test_errors.py"]
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", *tests]
-    environment = {"PYTHONPATH": str(tree / "src"), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    assert re.search(r"\d\d passed", done.stdout)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("checker", ["pyright", "mypy"])
 def test_a_users_script_is_checked_by_the_types_of_the_wheel(
     dist: Path, tmp_path: Path, checker: str

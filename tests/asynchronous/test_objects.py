@@ -4,7 +4,6 @@ import os
 import random
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from obstore.store import MemoryStore
 import thinwire as tw
 from asynchronous_team import AsyncTeam, method, with_number
 from forked import Forked
+from processes import until
 from s3_server import Proxy, options_of, s3_fixture
 from thinwire.asynchronous import Assignment, AsyncOptions, AsyncServer, AsyncWorker
 from thinwire.asynchronous.objects import (
@@ -469,13 +469,6 @@ def test_a_store_that_fails_half_of_the_time_changes_no_bit(s3, tmp_path, fault)
 def start(*arguments: str) -> Forked:
     environment = os.environ | {"THINWIRE_TOKEN": "a token for the tests", "OMP_NUM_THREADS": "1"}
     return Forked([str(EXAMPLE), *arguments], environment)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 60.0
-    while not condition():
-        assert time.monotonic() < end_s, "it did not happen"
-        time.sleep(0.02)
 
 
 @pytest.mark.slow

@@ -2,14 +2,13 @@
 
 import json
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import thinwire as tw
 from forked import Forked
+from processes import until
 from thinwire.runs.status import RunState, read_run
 from thinwire.train.asynchronous import without_rounds
 from training import corpus, records, summary, tiny
@@ -69,13 +68,6 @@ class Team:
         told, errors = self.start("status", self.at, "--json").communicate(timeout=60)
         assert told, errors
         return json.loads(told)
-
-
-def until(happens: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    end_s = time.monotonic() + timeout_s
-    while not happens():
-        assert time.monotonic() < end_s, "it did not happen"
-        time.sleep(0.02)
 
 
 def finished(*processes: Forked) -> list[str]:

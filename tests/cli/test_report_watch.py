@@ -4,13 +4,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from commands import start
+from processes import until
 from run_folders import config_of, write_run
 from thinwire.cli import main
 from thinwire.cli import report as command
@@ -19,13 +18,6 @@ from thinwire.runs.find import find_planned_runs, is_over, note_planned_runs
 from thinwire.runs.status import RunState
 
 LIVE = 'id="live"'
-
-
-def until(what: Callable[[], object], timeout_s: float = 20) -> None:
-    end = time.monotonic() + timeout_s
-    while not what():
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.01)
 
 
 def text_of(page: Path) -> str:

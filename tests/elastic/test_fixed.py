@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import bucket_ranks
 import thinwire as tw
 from bucket_workers import SECRET, memory, names_in, read, until, write
 from forked import Forked
-from processes import ended, fork_worker, run_workers
+from processes import ended, fork_worker, promptly, run_workers
 from s3_server import Proxy, in_aws, options_of, s3_fixture  # noqa: F401 - the fixture
 from thinwire.elastic.timeouts import ElasticOptions
 from thinwire.elastic.transport import Elastic
@@ -70,13 +70,6 @@ def rounds(transports: Sequence[Elastic], last: int) -> None:
 def at_once(work: Callable[[Any], Any], given: Sequence[Any]) -> list[Any]:
     with ThreadPoolExecutor(len(given)) as threads:
         return list(threads.map(work, given))
-
-
-@contextlib.contextmanager
-def promptly(timeout_s: float = 10) -> Iterator[None]:
-    started_s = time.monotonic()
-    yield
-    assert time.monotonic() - started_s < timeout_s
 
 
 @pytest.mark.parametrize(

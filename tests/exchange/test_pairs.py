@@ -7,8 +7,6 @@ import torch
 
 import thinwire as tw
 from exchanges import LAYOUT, delta_of, exchanged, flipped, state_of, tag_of
-from processes import run_ranks
-from ranks import pair_means
 from thinwire import codecs
 from thinwire.blocks import DenseVector
 from thinwire.exchange import Pairs
@@ -147,12 +145,3 @@ def test_what_pairs_cannot_do_is_refused() -> None:
         state_of(Pairs(), 0, 2, drops_bad_messages=True)
     with pytest.raises(tw.ConfigurationError, match=r"in pairs with SGD.*Gossip"):
         method(Pairs(), codecs.Identity())
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_processes_reach_the_bits_of_one_process(ranks: int) -> None:
-    expected = pair_means(in_process(ranks))
-    assert all(len({*rounds}) == len(rounds) for rounds in expected)
-    for rank, process in enumerate(run_ranks("pairs", ranks)):
-        assert process.returncode == 0, process.stderr
-        assert process.stdout.split() == expected[rank]

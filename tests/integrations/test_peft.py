@@ -103,6 +103,7 @@ def test_other_base_models_and_adapters_that_come_later_are_refused() -> None:
         outer.step()
 
 
+@pytest.mark.slow
 def test_trainer_resumes_adapters_from_its_checkpoint(tmp_path: Path) -> None:
     def run(mode: str) -> dict:
         return train_by_hugging_face(METHODS["diloco"](), mode, tmp_path, adapted(model()))

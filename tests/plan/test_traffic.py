@@ -98,10 +98,7 @@ def preset(name: str, **fields) -> tw.Method:
     return tw.presets.by_name(name)(**given | fields)
 
 
-@pytest.mark.slow_cases(
-    *(f"{name}-8" for name in ("ddp", "decoupled_momentum", "demo", "sparseloco")),
-    *("streaming_diloco-8", "streaming_muloco-8"),
-)
+@pytest.mark.slow_cases(*(f"{name}-8" for name in tw.presets.names()))
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("name", tw.presets.names())

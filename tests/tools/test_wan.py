@@ -4,8 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +11,8 @@ from typing import Any
 import pytest
 import wan
 import wan_hub
+
+from processes import until
 
 
 def packet(target: int, size: int = 1000) -> bytes:
@@ -118,13 +118,6 @@ def is_running(process: int) -> bool:
     except FileNotFoundError:
         return False
     return stat.rpartition(")")[2].split()[0] != "Z"
-
-
-def until(check: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 60
-    while not check():
-        assert time.monotonic() < end_s
-        time.sleep(0.02)
 
 
 def test_packets_take_two_delays_and_a_partition_is_silent(real: ModuleType) -> None:

@@ -44,6 +44,7 @@ def message_nbytes(config: TrainConfig, out: Path) -> int:
     return HEADER_NBYTES + config.method.codec.bind(layout).nbytes
 
 
+@pytest.mark.slow_cases("decoupled", "demo", "muloco", "sparseloco", "streaming_diloco")
 @pytest.mark.parametrize("method", tw.presets.names())
 def test_a_run_leaves_config_metrics_summary_and_a_model_that_loads(tiny, tmp_path, method) -> None:
     out = tmp_path / "run"

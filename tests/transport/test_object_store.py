@@ -5,7 +5,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,12 @@ import pytest
 
 import thinwire as tw
 from forked import Forked
-from processes import ended, free_port
+from processes import ended, free_port, promptly
 from s3_server import Proxy, options_of, s3_fixture  # noqa: F401 - the fixture
 from thinwire.transport import object_store
 from thinwire.transport.object_store import ObjectStore, together
 
 pytest.importorskip("obstore")
-
-
-@contextlib.contextmanager
-def promptly(timeout_s: float = 10) -> Iterator[None]:
-    started_s = time.monotonic()
-    yield
-    assert time.monotonic() - started_s < timeout_s
 
 
 def on_put(answer: str) -> Callable[[int, str], str]:
@@ -90,7 +83,7 @@ def test_silence_is_broken_off_and_asked_again_and_slowness_is_not(s3, monkeypat
 def test_a_store_that_is_gone_is_an_error_within_the_timeout(caplog) -> None:
     store = ObjectStore("s3://run/gone", options_of(f"http://127.0.0.1:{free_port()}"))
     wanted = r"s3://run/gone; because .*; do: see that"
-    with promptly(), pytest.raises(tw.errors.ExchangeTimeout, match=wanted):
+    with promptly(30), pytest.raises(tw.errors.ExchangeTimeout, match=wanted):
         write(store, "a-run/x", timeout_s=1.0)
     assert "still trying to write a-run/" in caplog.text
 
@@ -108,7 +101,7 @@ def test_a_store_that_is_gone_is_an_error_within_the_timeout(caplog) -> None:
 def test_a_store_that_refuses_is_an_error_in_time(s3, url, fault, timeout_s, error, word) -> None:
     with (
         contextlib.closing(Proxy(s3, fault)) as proxy,
-        promptly(),
+        promptly(30),
         pytest.raises(error, match=word),
     ):
         write(ObjectStore(f"s3://{url}", options_of(proxy.endpoint)), "a-run/x", b"a", timeout_s)
@@ -117,7 +110,7 @@ def test_a_store_that_refuses_is_an_error_in_time(s3, url, fault, timeout_s, err
 def test_keys_that_may_not_write_are_an_error_at_once(s3) -> None:
     for options in (options_of(s3, key="reader"), options_of(s3, secret="wrong")):
         wanted = r"403 .* do: pass keys that may put"
-        with promptly(), pytest.raises(tw.ExchangeError, match=wanted):
+        with promptly(30), pytest.raises(tw.ExchangeError, match=wanted):
             write(ObjectStore("s3://run/reader", options), "a-run/x")
 
 
@@ -146,7 +139,7 @@ def test_a_folder_that_may_not_be_written_is_an_error_at_once(tmp_path: Path) ->
         (tmp_path / "a-run").write_text("in the way")
     else:
         tmp_path.chmod(0o500)
-    with promptly(), pytest.raises(tw.ExchangeError, match="cannot write a-run/"):
+    with promptly(30), pytest.raises(tw.ExchangeError, match="cannot write a-run/"):
         write(ObjectStore(f"file://{tmp_path}"), "a-run/x")
 
 
