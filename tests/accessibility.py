@@ -1,4 +1,4 @@
-"""What axe finds on a page in a browser: text of too little contrast, controls without a name.
+"""Accessibility of a page in a browser, by axe: contrast of text, names of controls.
 
 axe-core comes in the package axe-playwright-python; nothing is fetched.
 """
@@ -26,5 +26,5 @@ def prepare(page: Any) -> None:
 
 
 def violations(page: Any) -> list[str]:
-    """Of a page that is prepared: rule, what is wrong, and the element."""
+    """Rule, message and element of each violation on a page that is prepared."""
     return page.evaluate(_RUN)

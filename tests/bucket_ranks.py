@@ -1,4 +1,4 @@
-"""What the workers of test_bucket.py do: `python bucket_ranks.py CASE`, with THINWIRE_AT set.
+"""Cases of workers of elastic/test_fixed.py: `python bucket_ranks.py CASE`, with THINWIRE_AT set.
 
 Each method's run has the name of the environment's and its number.
 """
@@ -72,7 +72,7 @@ def train() -> None:
 
 
 def train_with_checkpoints() -> None:
-    """Ends itself after the step in KILL_AT; goes on from its file, if there is one."""
+    """Kills itself after the step in KILL_AT; resumes from its file if it exists."""
     method = METHODS[int(os.environ["METHOD"])]
     file, kill_at = os.environ["CHECKPOINT"], int(os.environ.get("KILL_AT", -1))
     model = build_model()

@@ -172,7 +172,7 @@ def shard(model: torch.nn.Module, how: str) -> None:
 
 
 def digest_of(outer: tw.OuterLoop) -> str:
-    """Of all outer parameters, wherever their shards are."""
+    """Digest of all outer parameters, shards gathered."""
     if not dist.is_initialized():
         return outer.digest()
     values = outer.consensus().items()
@@ -187,5 +187,5 @@ def save(outer: tw.OuterLoop, options: dict) -> None:
 
 
 def command(*arguments: str) -> None:
-    """What `thinwire ARGUMENTS` does."""
+    """Run `thinwire ARGUMENTS`."""
     sys.exit(thinwire.cli.main(list(arguments)))

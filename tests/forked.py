@@ -37,7 +37,7 @@ def context() -> Any:
 
 
 def write_to(out: int, error: int) -> None:
-    """What this process prints goes to these descriptors from now on."""
+    """Send what this process prints to these descriptors."""
     for number, descriptor in ((1, out), (2, error)):
         os.dup2(descriptor, number)
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115

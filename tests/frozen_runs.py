@@ -93,7 +93,7 @@ class Workers(Team):
         self.optimizers[worker].step()
 
     def result(self) -> dict[str, Any]:
-        """What is frozen of a run."""
+        """Digests and counts of a run that are frozen."""
         (digest,) = {loop.digest() for loop in self.loops}
         stats = self.loops[0].stats
         return {
@@ -105,7 +105,7 @@ class Workers(Team):
         }
 
     def states(self) -> list[Any]:
-        """What a checkpoint of each worker has, through a file."""
+        """Checkpoints of all workers, through a file."""
         file = io.BytesIO()
         pairs = zip(self.models, self.loops, strict=True)
         torch.save([(model.state_dict(), loop.state_dict()) for model, loop in pairs], file)
@@ -210,7 +210,7 @@ def team(hub: ElasticHub, name: str, workers: int, rows: int = 331) -> list[Play
 
 
 def elastic(name: str, heal: str) -> dict[str, Any]:
-    """Of three workers one misses a round and a discarded one and comes back; then one is new."""
+    """Three workers: one misses two rounds, one of them discarded, and returns; a fourth joins."""
     hub = ElasticHub()
     hub.heal_by = heal
     players = team(hub, name, 3)

@@ -53,7 +53,7 @@ class Hub:
 
     @property
     def address(self) -> str:
-        """What it printed."""
+        """The address that it printed."""
         return re.search(r"thinwire join '(hub://\S+)/RUN'", self.text())[1]
 
     def kill(self) -> None:
@@ -116,10 +116,10 @@ def listening(pid: int) -> list[tuple[str, int]]:
 
 
 def is_loopback(address: str) -> bool:
-    """Of an address as /proc/net/tcp or tcp6 has it: 127/8 or ::1."""
+    """True for 127/8 and ::1, as /proc/net/tcp and tcp6 write them."""
     return address.endswith("7F") if len(address) == 8 else address == "0" * 24 + "01000000"
 
 
 def member_tls() -> ssl.SSLContext:
-    """What a client of obstore's checks of the hub's certificate."""
+    """Check the hub's certificate as obstore's client does."""
     return ssl.create_default_context(cadata=run_authority(TOKEN).decode())

@@ -1,4 +1,4 @@
-"""What a kernel must do beside the plain torch path on the CPU, in rows of every kind.
+"""Compare a kernel with the plain torch path on the CPU, in rows of every kind.
 
     THINWIRE_KERNELS=triton TRITON_INTERPRET=1 python tests/kernel_parity.py 1 e3m0
 
@@ -208,7 +208,7 @@ def _odd(records: Tensor, device: str) -> Tensor:
 
 
 def refusal(work: Callable[..., object], *given: object) -> str:
-    """What a call is refused with; "" if it is not."""
+    """The error of a call; "" without one."""
     try:
         work(*given)
     except ExchangeError as e:

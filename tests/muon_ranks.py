@@ -1,4 +1,4 @@
-"""What the ranks of test_muon_sharded.py do: `python muon_ranks.py CASE` with torchrun's variables.
+"""Cases of ranks of test_muon_sharded.py: `python muon_ranks.py CASE` with torchrun's variables.
 
 Each compares a sharded run with an unsharded twin in the same process, to the bit.
 """
@@ -252,7 +252,7 @@ def placements_1d() -> None:
 
 
 def shares() -> None:
-    """Of matrices of one shape, each rank solves its share, in batches of at most one here."""
+    """Each rank solves its share of the matrices of one shape, in batches of at most one here."""
     ranks = dist.get_world_size()
     mesh = init_device_mesh("cpu", (ranks,))
     params = [nn.Parameter(placed(torch.randn(5, 7), mesh, [Shard(0)])) for _ in range(6)]

@@ -1,4 +1,4 @@
-"""What the ranks of test_one_group.py do: `python one_group_ranks.py CASE`."""
+"""Cases of ranks of test_one_group.py: `python one_group_ranks.py CASE`."""
 
 import datetime
 import os
@@ -18,7 +18,7 @@ STEPS = 6
 
 
 class InTheMiddleError(Exception):
-    """What a script may raise anywhere."""
+    """An error of a user's script."""
 
 
 def expected(loops: int, workers: int) -> list[str]:

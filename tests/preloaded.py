@@ -1,4 +1,4 @@
-"""What the server of forked.py loads once, so that nobody that it forks has to."""
+"""Modules that the server of forked.py loads once for all that it forks."""
 
 import importlib
 import pkgutil

@@ -135,7 +135,7 @@ def promptly(timeout_s: float) -> Iterator[None]:
 
 
 def output_of(process: subprocess.Popen) -> str:
-    """Of a process that ends well."""
+    """Standard output of a process that succeeds."""
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     return out

@@ -1,4 +1,4 @@
-"""What the ranks of test_transports.py do: `python ranks.py CASE` with torchrun's variables set."""
+"""Cases of ranks of test_transports.py: `python ranks.py CASE` with torchrun's variables set."""
 
 import contextlib
 import dataclasses
@@ -251,7 +251,7 @@ def leave() -> None:
 
 
 def child_exits() -> None:
-    """Rank 0 forks children that exit while an exchange is under way, which then goes on."""
+    """Rank 0 forks children that exit during an exchange, which must finish."""
     transport = Distributed()
     gather(transport, BYTES).wait()
     for _ in range(5):
@@ -280,7 +280,7 @@ def hasty() -> Distributed:
 
 
 def count_wire() -> None:
-    """What the kernel sent for `ROUNDS` rounds, and what the outer loop says."""
+    """Print the bytes of `ROUNDS` rounds by the kernel and by the outer loop."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""What the ranks of test_rendezvous.py and others do: `python rendezvous_ranks.py CASE`.
+"""Cases of ranks of test_rendezvous.py and others: `python rendezvous_ranks.py CASE`.
 
 torch.distributed's default group joins the ranks of one worker, as a trainer would have it.
 """

@@ -1,7 +1,7 @@
-"""What the ranks of test_replicated.py do: `python replicated_ranks.py CASE`.
+"""Cases of ranks of test_replicated.py: `python replicated_ranks.py CASE`.
 
-Four ranks, which are two workers of two, but for what the case does wrong. Each says what it is
-told, and how long that took.
+Four ranks are two workers of two, except for the mistake of the case. Each prints its error and
+the seconds until it.
 """
 
 import datetime
@@ -21,7 +21,7 @@ TIMEOUT_S = 2
 
 
 def group_with_me(*groups: tuple[int, ...]):
-    """Of `groups`, which every rank makes, that which this rank is in."""
+    """Make all `groups`, as every rank must; return the one with this rank."""
     mine = None
     for ranks in groups:
         made = dist.new_group(list(ranks), timeout=datetime.timedelta(seconds=TIMEOUT_S))

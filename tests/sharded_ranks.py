@@ -1,4 +1,4 @@
-"""What the ranks of test_sharding.py do: `python sharded_ranks.py CASE` with torchrun's variables.
+"""Cases of ranks of test_sharding.py: `python sharded_ranks.py CASE` with torchrun's variables.
 
 Four ranks are two workers of two ranks; a twin of two unsharded workers trains in every process.
 """
@@ -206,7 +206,7 @@ class Book:
 
 
 def replicated() -> None:
-    """What all ranks of a worker hold stays equal on them, though shards beside it are lossy."""
+    """Replicated parameters stay equal on a worker's ranks beside lossy shards."""
     both = mesh()
     for exchange in (tw.Gather(), tw.ReduceScatter(owner_feedback=tw.ErrorFeedback())):
         fields = {"codec": tw.codecs.TopK(k=256), "feedback": tw.ErrorFeedback()}

@@ -1,7 +1,7 @@
-"""What may not change while the package is rebuilt: digests, bytes, files and names of today.
+"""Digests, bytes, files and names of earlier versions, which may not change.
 
-The numbers lie in `frozen/`. A test that fails here
-says that old runs do not go on as they were, or that two versions cannot train together.
+The numbers are in `frozen/`. A failure means that old runs do not resume as they were, or that two
+versions cannot train together.
 """
 
 import json

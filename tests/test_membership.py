@@ -1,4 +1,4 @@
-"""What workers say of themselves to others that may not trust it."""
+"""Metrics that workers report to others, which may not trust them."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""How much of the package a round of DiLoCo goes through: a budget that only falls."""
+"""Files, classes and calls of a DiLoCo round: a budget that only falls."""
 
 import gc
 import sys

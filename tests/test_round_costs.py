@@ -1,4 +1,4 @@
-"""What a worker's round may cost: temporaries beside state and payload, kernels, bytes."""
+"""Costs of a worker's round: temporaries beside state and payload, kernels, bytes."""
 
 import itertools
 from collections import defaultdict
@@ -57,7 +57,7 @@ def test_the_worker_that_is_observed_does_what_its_twin_does(name: str) -> None:
 
 @pytest.mark.slow
 def test_kernels_do_not_grow_faster_than_what_they_are_for() -> None:
-    """Of a worker, on a model small enough for one batch of a codec."""
+    """One worker, a model small enough for one batch of a codec."""
     grown = {"workers": (2, 4, 16, 32), "fragments": (1, 4, 8), "tensors": (10, 40, 160)}
     series = defaultdict(list)
     for row in round_scaling(parameters=1 << 16, repeats=1, **grown).data["rows"]:

@@ -1,4 +1,4 @@
-"""How often the host waits for the device in a round, by method: a table that only falls."""
+"""Waits of the host for the device in a round, by method: a table that only falls."""
 
 import warnings
 from functools import partial

@@ -31,7 +31,7 @@ def loss(model: nn.Module, step: int, worker: int, *, workers: int = 1, batch: i
 
 
 def build_matrices() -> nn.Module:
-    """Of matrices alone, whose sides are multiples of 64."""
+    """A model of matrices alone, with sides that are multiples of 64."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         wide, back = nn.Linear(64, 128, bias=False), nn.Linear(128, 64, bias=False)
@@ -67,7 +67,7 @@ def descend(loss: Tensor, *optimizers: torch.optim.Optimizer) -> None:
 
 
 def exchange_all(loops: Sequence[tw.OuterLoop]) -> None:
-    """What follows an inner step of workers that share a thread."""
+    """Exchange after an inner step of workers that share a thread."""
     for loop in loops:
         loop.begin()
     for loop in loops:
@@ -177,7 +177,7 @@ class Team:
         return list(own_anchor(self.loops[0]).values())
 
     def states(self) -> list[dict[str, Any]]:
-        """What a checkpoint of each worker has, through a file."""
+        """Checkpoints of all workers, through a file."""
         file = io.BytesIO()
         parts = zip(self.models, self.optimizers, self.loops, strict=True)
         names = ("model", "optimizer", "outer")

@@ -42,7 +42,7 @@ def tell(**what) -> None:
 
 
 class Windows(torch.utils.data.Dataset):
-    """Of one number of tokens each, drawn by worker and index."""
+    """Rows of equal length, drawn by worker and index."""
 
     def __init__(self, worker: int, count: int = 512, *, says_rows: bool = False) -> None:
         self.worker, self.count, self.says_rows = worker, count, says_rows
@@ -255,7 +255,7 @@ LIBRARIES = {
 
 
 def run_team(library: str, method: str, mode: str, out: Path, *, ranks: int = 1) -> list[dict]:
-    """What each rank of the two workers prints at the end; nothing where they were killed."""
+    """The last line of each rank of two workers; empty if they were killed."""
     at = f"tcp://127.0.0.1:{free_port()}?workers=2&worker="
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     team = []
@@ -295,12 +295,12 @@ def check_a_killed_team_resumes(
 
 
 def factor(step: int) -> float:
-    """Of the learning rate: it goes down in a straight line."""
+    """Factor of the learning rate, which falls in a straight line."""
     return 1 - step / ELASTIC_STEPS
 
 
 class Elastic:
-    """What such a worker has, whatever its trainer."""
+    """A worker that comes and goes, under any trainer."""
 
     def __init__(self, store: str, identity: str, options: dict) -> None:
         torch.set_num_threads(1)
@@ -424,7 +424,7 @@ def elastic_lightning(store: str, identity: str, options: dict) -> None:
 def check_an_elastic_worker_comes_back(
     work: str, folder: Path, last_checkpoint: Callable[[Path], Any] | None
 ) -> list[list[dict]]:
-    """Of three workers from different weights one is killed and started again; all end alike.
+    """Kill and restart one of three workers with different weights; all must end alike.
 
     It resumes from what `last_checkpoint` finds in its folder, or from nothing.
 

@@ -122,7 +122,7 @@ def stop_after(config: TrainConfig, out: Path, monkeypatch, step: int | None, *o
 
 
 def flags(config: TrainConfig, out: Path) -> list[str]:
-    """Of `thinwire train`: what `tiny` has, in the words of a user."""
+    """Flags of `thinwire train` for the configuration of `tiny`."""
     return [
         *("--method", config.method.name, "--model", config.model.size, "--workers", "2"),
         *("--corpus", config.data.corpus, "--sequence-length", "16", "--global-batch", "4"),

@@ -524,7 +524,7 @@ _ELEMENTWISE = {"identity/f32": (4, _f32), "cast/bf16": (2, _bf16), "cast/fp16":
 def _parts(
     codec_id: str, layout: Layout, round_number: int = 0
 ) -> Iterator[tuple[int, Callable[[bytes], tuple[Places, Floats]]]]:
-    """Of every part of a body its bytes, and what reads places and numbers from them."""
+    """Size of each part of a body, and a reader of its places and numbers."""
     if codec_id.startswith("per-role("):
         named = roles_of(codec_id)
         for role, inner in named.items():
@@ -573,7 +573,7 @@ def decode(codec_id: str, layout: Layout, body: bytes, round_number: int = 0) ->
 
 
 def mean(codec_id: str, layout: Layout, bodies: Sequence[bytes], round_number: int = 0) -> Floats:
-    """Of all workers' bodies, in rank order."""
+    """The mean of all workers' bodies, in rank order."""
     weight = np.float32(1.0 / len(bodies))
     out = np.zeros(layout.numel, np.float32)
     for body in bodies:

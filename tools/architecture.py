@@ -1,4 +1,4 @@
-"""What the source adds up to: `python tools/architecture.py --count [CHECKOUT]`.
+"""Count files, classes, functions and code lines: `architecture.py --count [CHECKOUT]`.
 
 A *code line* is none of: blank, comment, docstring, import. A *body* is the code lines of a
 function below its signature; abstract methods and overloads have none. A *room* is a module or
@@ -20,7 +20,7 @@ Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Counts(NamedTuple):
-    """Of one file: its code lines, classes, and the lines of each function's body."""
+    """Code lines, classes, and the lines of each function's body of a file."""
 
     code: int
     classes: int

@@ -50,7 +50,7 @@ IDENTIFIER = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
 
 
 def place_of(path: str) -> str:
-    """Where a file of the repository lies in the site's pages."""
+    """Path of a file of the repository among the site's pages."""
     if path in PROJECT_PAGES:
         return PROJECT_PAGES[path]
     if path.startswith("docs/"):
@@ -61,7 +61,7 @@ def place_of(path: str) -> str:
 
 
 def stage() -> None:
-    """Write all pages, anew."""
+    """Write all pages."""
     shutil.rmtree(STAGE, ignore_errors=True)
     outside: set[str] = set()
     pages = [p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").rglob("*") if p.is_file()]
@@ -124,7 +124,7 @@ def with_settings(text: str) -> str:
 
 
 def sources_text(name: str) -> str:
-    """What a preset's docstring says about its sources, up to its arguments."""
+    """The part of a preset's docstring on its sources, before its arguments."""
     text = re.split(r"^(?:Args|Raises):", inspect.getdoc(getattr(presets, name)) or "", flags=re.M)
     paragraphs = text[0].strip().split("\n\n")[1:]
     # Tables are indented and stay; equations have a place of their own on the page.
@@ -133,7 +133,7 @@ def sources_text(name: str) -> str:
 
 
 def settings_table(name: str) -> str:
-    """What a preset puts into the slots, as Markdown."""
+    """A preset's slots, as a Markdown table."""
     method = getattr(presets, name)()
     slots = ("inner", "sync_every", "outer", "codec", "feedback", "aggregate", "exchange")
     slots += ("fragments", "overlap")

@@ -50,7 +50,7 @@ def public_names() -> dict[str, str]:
 
 
 def names_of(module: ModuleType) -> list[str]:
-    """What a package lists, or what a module defines without an underscore."""
+    """Names that a package lists, or that a module defines without an underscore."""
     defined: set[str] = set()
     for node in ast.parse(inspect.getsource(module)).body:
         match node:

@@ -1,4 +1,4 @@
-"""What the pictures of the documentation are drawn with: shapes in a light or a dark theme, as SVG.
+"""Draw the documentation's pictures: shapes in a light or a dark theme, as SVG.
 
 A picture is 400 units wide, with text of 12 units and more: it can be read on a phone.
 """

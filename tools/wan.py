@@ -146,7 +146,7 @@ class Link:
             self._end_hub()
 
     def environment(self, node: int) -> dict[str, str]:
-        """What a node's process finds in its environment: one rank a host, as torchrun has it."""
+        """Environment of a node's process: one rank a host, as torchrun sets it."""
         return {
             "RANK": str(node),
             "WORLD_SIZE": str(self.nodes),
@@ -229,7 +229,7 @@ def _check(fits: object, what: str, wanted: str) -> None:
 
 
 def _hub_is_gone(because: str) -> LinkError:
-    return LinkError("reach the hub", because=because, do="enter the link anew")
+    return LinkError("reach the hub", because=because, do="enter the link again")
 
 
 def end(processes: Sequence["subprocess.Popen[Any]"]) -> None:

@@ -38,7 +38,7 @@ NAME = re.compile(r"thinwire-(\d+)-\d+")
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """What joins a node to all others; every node has one, and its two directions are alike.
+    """The line between a node and all others; its two directions are alike.
 
     Args:
         rate_bps: bits a second in either direction, IP headers included.
@@ -173,7 +173,7 @@ class Switch:
                     yield node, packet
 
     def next_s(self) -> float | None:
-        """When something happens next; None if nothing is under way."""
+        """Time of the next arrival; None if nothing is under way."""
         lines = (*self._out, *self._in)
         return min((line.packets[0][0] for line in lines if line.packets), default=None)
 
@@ -259,7 +259,7 @@ def remove_leftovers() -> None:
 
 
 def is_hub(process: int) -> bool:
-    """Whether a process runs this file: process ids are used again."""
+    """True if a process runs this file: process ids are used again."""
     try:
         return Path(__file__).name.encode() in Path(f"/proc/{process}/cmdline").read_bytes()
     except OSError:
@@ -288,7 +288,7 @@ def carry(switch: Switch, taps: Sequence[int], capture: BinaryIO | None) -> None
 
 
 def pause_s(switch: Switch) -> float | None:
-    """How long nothing is to be done; None until something arrives."""
+    """Seconds until the next packet is due; None until something arrives."""
     next_s = switch.next_s()
     return None if next_s is None else max(next_s - time.monotonic(), 0.0)
 

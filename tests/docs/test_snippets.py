@@ -76,7 +76,7 @@ RUN = [
 
 
 def shown_output(snippet: Snippet) -> str:
-    """What the page says that it prints: below `$ thinwire`, or in the block that follows."""
+    """Output that a page shows: below `$ thinwire`, or in the block that follows."""
     _, has_prompt, below = re.sub(r"\\\n\s*", " ", snippet.text).partition("$ thinwire ")
     if has_prompt:
         return below.partition("\n")[2]
