@@ -1,6 +1,6 @@
 """Asynchronous training: a server, and workers that do not wait for each other.
 
-Needs: pip install -e '.[bucket]'
+Needs: pip install -e '.[elastic]'
 
 export THINWIRE_TOKEN=$(openssl rand -hex 16)
 python FILE serve s3://my-bucket/runs --checkpoint server.pt    # or file:///shared/folder

@@ -1,11 +1,11 @@
-"""A Hugging Face model under MuLoCo in a loop of our own, which outer follows by the optimizer.
+"""A Hugging Face model and MuLoCo in a plain loop; `outer` follows the optimizer.
 
 Needs: pip install -e '.[transformers]'
 
 Alone: python FILE. Two workers: torchrun --nproc-per-node 2 FILE
 
-A loop of our own, not transformers' Trainer: under torchrun Trainer would average gradients over
-thinwire's workers at every step (docs/how-to/trainers.md).
+This is not transformers' Trainer, which would average gradients over torchrun's ranks at every step
+(docs/how-to/trainers.md).
 """
 
 import inspect
@@ -19,7 +19,6 @@ import thinwire as tw
 
 if dist.is_torchelastic_launched():
     dist.init_process_group("gloo")
-rank = dist.get_rank() if dist.is_initialized() else 0
 
 torch.manual_seed(0)
 config = LlamaConfig(
@@ -31,8 +30,9 @@ method = tw.presets.muloco(sync_every=10, inner=tw.inner.Muon(lr=0.02, adamw_lr=
 optimizer = method.inner.build(model)  # one optimizer: Muon for matrices, AdamW for the rest
 
 text = torch.frombuffer(bytearray(inspect.getsource(textwrap).encode()), dtype=torch.uint8).long()
-own = torch.Generator().manual_seed(rank)
-with tw.OuterLoop(model, optimizer, method, transport=tw.transport.Distributed()) as outer:
+outer = tw.OuterLoop(model, optimizer, method)
+own = torch.Generator().manual_seed(outer.transport.rank)
+with outer:
     for _ in range(30):
         starts = torch.randint(len(text) - 64, (8,), generator=own)
         tokens = torch.stack([text[start : start + 64] for start in starts])
@@ -43,4 +43,4 @@ with tw.OuterLoop(model, optimizer, method, transport=tw.transport.Distributed()
 
 with outer.evaluating(), torch.no_grad():
     validation = model(input_ids=text[None, :64], labels=text[None, :64]).loss
-print(f"worker {rank}: loss {validation:.4f} {outer.stats} {outer.digest()}")
+print(f"worker {outer.transport.rank}: loss {validation:.4f} {outer.stats} {outer.digest()}")

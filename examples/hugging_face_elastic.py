@@ -1,13 +1,13 @@
-"""transformers' Trainer as one of several workers that come and go: start and kill them at will.
+"""transformers' Trainer as a worker that joins and leaves: start and kill any number of them.
 
 Needs: pip install -e '.[train,elastic,transformers]'
 
 export THINWIRE_TOKEN=...                     # everywhere: openssl rand -hex 16
-python FILE file:///tmp/elastic NAME          # as often as you like, each with a name of its own
+export THINWIRE_AT=file:///tmp/elastic/first  # or s3://BUCKET/RUN, hub://HOST:PORT/RUN
+python FILE                                   # any number of times
 """
 
 import inspect
-import sys
 import tempfile
 import textwrap
 
@@ -18,7 +18,6 @@ import thinwire as tw
 from thinwire.integrations.shares import ShareDataset
 from thinwire.integrations.transformers import TransformersCallback
 
-store, name = sys.argv[1:]
 batch_size, accumulation = 4, 2
 text = torch.frombuffer(bytearray(inspect.getsource(textwrap).encode()), dtype=torch.uint8).long()
 windows = [{"input_ids": row, "labels": row} for row in text.unfold(0, 64, 16)]  # all of them
@@ -27,20 +26,19 @@ config = LlamaConfig(
     vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
     num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=128,
 )  # fmt: skip
-model = LlamaForCausalLM(config)  # a newcomer takes the weights of the others
+model = LlamaForCausalLM(config)  # a new worker takes the weights of the others
 method = tw.presets.diloco(sync_every=10)
 optimizer = method.inner.build(model)
-transport = tw.transport.Elastic(store, run="first", identity=name)
-outer = tw.OuterLoop(model, optimizer, method, transport=transport)
+outer = tw.OuterLoop(model, optimizer, method)
 
 trainer = Trainer(
     model=model,
     args=TrainingArguments(
-        output_dir=tempfile.mkdtemp(),  # one that stays, to resume from it
+        output_dir=tempfile.mkdtemp(),  # to resume, a folder that stays
         max_steps=60,
         per_device_train_batch_size=batch_size,
         gradient_accumulation_steps=accumulation,
-        ignore_data_skip=True,  # what is dealt to a worker that comes back is new
+        ignore_data_skip=True,  # a restarted worker reads new data
         logging_steps=10,
         eval_strategy="steps",
         eval_steps=20,
@@ -56,5 +54,5 @@ trainer = Trainer(
 TransformersCallback(outer).add_to(trainer)
 trainer.train()
 loss = trainer.evaluate()["eval_loss"]
-print(f"worker {name}: loss {loss:.4f} {outer.stats} {outer.digest()}")
+print(f"loss {loss:.4f} {outer.stats} {outer.digest()}")
 outer.close()  # waits until the others have finished, too

@@ -1,13 +1,13 @@
-"""Lightning's Trainer as one of several workers that come and go: start and kill them at will.
+"""Lightning's Trainer as a worker that joins and leaves: start and kill any number of them.
 
 Needs: pip install -e '.[train,elastic,lightning]'
 
 export THINWIRE_TOKEN=...                     # everywhere: openssl rand -hex 16
-python FILE file:///tmp/elastic NAME          # as often as you like, each with a name of its own
+export THINWIRE_AT=file:///tmp/elastic/first  # or s3://BUCKET/RUN, hub://HOST:PORT/RUN
+python FILE                                   # any number of times
 """
 
 import inspect
-import sys
 import tempfile
 import textwrap
 
@@ -20,7 +20,6 @@ import thinwire as tw
 from thinwire.integrations.lightning import LightningCallback
 from thinwire.integrations.shares import ShareDataset
 
-store, name = sys.argv[1:]
 text = torch.frombuffer(bytearray(inspect.getsource(textwrap).encode()), dtype=torch.uint8).long()
 windows = text.unfold(0, 9, 1)  # all of them
 
@@ -51,11 +50,8 @@ class Model(lightning.LightningModule):
         return [optimizer], [{"scheduler": decay, "interval": "step"}]
 
 
-model = Model()  # a newcomer takes the weights of the others
-callback = LightningCallback(
-    tw.presets.diloco(sync_every=10),
-    transport=tw.transport.Elastic(store, run="first", identity=name),
-)
+model = Model()  # a new worker takes the weights of the others
+callback = LightningCallback(tw.presets.diloco(sync_every=10))
 trainer = lightning.Trainer(
     max_steps=60,
     accelerator="cpu",
@@ -69,7 +65,9 @@ trainer = lightning.Trainer(
     default_root_dir=tempfile.mkdtemp(),
 )
 shares = ShareDataset(windows, lambda: callback.outer, rows_per_step=16)
-trainer.fit(model, DataLoader(shares, batch_size=16), DataLoader(windows[:512], batch_size=64))
-loss = trainer.callback_metrics["val_loss"]
-print(f"worker {name}: loss {loss:.4f} {callback.outer.stats} {callback.outer.digest()}")
+validation = DataLoader(windows[:512], batch_size=64)
+trainer.fit(model, DataLoader(shares, batch_size=16), validation)
+# A worker that joins after the end takes the final weights, and fit() evaluates nothing.
+loss = trainer.validate(model, validation, verbose=False)[0]["val_loss"]
+print(f"loss {loss:.4f} {callback.outer.stats} {callback.outer.digest()}")
 callback.outer.close()  # waits until the others have finished, too

@@ -1,8 +1,8 @@
-"""Lightning's Trainer as one of several workers, each started by itself.
+"""Lightning's Trainer as one of several workers that start by themselves.
 
 Needs: pip install -e '.[lightning]' torchdata
 
-Alone: python FILE. Two workers, in two terminals or on two machines (then with worker 0's address):
+Alone: python FILE. Two workers, in two terminals, or on two machines with the address of the first:
 
 THINWIRE_AT="tcp://127.0.0.1:29400?workers=2&worker=0" python FILE
 THINWIRE_AT="tcp://127.0.0.1:29400?workers=2&worker=1" python FILE

@@ -1,15 +1,15 @@
-"""A script in the manner of nanochat's base_train, as one worker of several.
+"""A script like nanochat's base_train as one of several workers.
 
 Needs: pip install -e .
 
-Alone: python FILE [--no-compile]. Two workers, in two terminals or on two machines (then with
-worker 0's address; each has its own --checkpoint-dir, or its own machine):
+Alone: python FILE [--no-compile]. Two workers, in two terminals (each with its own
+--checkpoint-dir), or on two machines with the address of the first:
 
 THINWIRE_AT="tcp://127.0.0.1:29400?workers=2&worker=0" python FILE
 THINWIRE_AT="tcp://127.0.0.1:29400?workers=2&worker=1" python FILE
 
-Differs from nanochat: its MuonAdamW reduces gradients over torch.distributed's default group inside
-step(), which would average over every rank there is. thinwire's Muon reduces nothing.
+Differs from nanochat: its MuonAdamW averages gradients over all ranks of the default process group
+inside step(). thinwire's Muon averages nothing.
 """
 
 import argparse
@@ -35,7 +35,7 @@ parser.add_argument("--checkpoint-dir", type=Path)
 parser.add_argument("--no-compile", dest="compile", action="store_false")
 args = parser.parse_args()
 
-transport = tw.connect()  # thinwire: who the others are
+transport = tw.connect()  # thinwire: the other workers
 worker = transport.rank
 folder = (args.checkpoint_dir or Path(tempfile.mkdtemp())) / f"worker{worker}"
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -129,7 +129,7 @@ autocast = torch.autocast(device, torch.bfloat16)
 while True:
     is_last = step == args.iterations
     if is_last:
-        outer.flush()  # thinwire: what was trained since the last round
+        outer.flush()  # thinwire: exchanges the last steps
     if is_last or step % args.eval_every == 0:
         with outer.evaluating(), torch.no_grad(), autocast:  # thinwire: the outer parameters
             validation = model(*read(torch.Generator().manual_seed(99))).item()

@@ -1,9 +1,9 @@
-"""A script in the manner of nanoGPT (compile, bf16, accumulation), as one worker of several.
+"""A script like nanoGPT (compile, bf16, accumulation) as one of several workers.
 
 Needs: pip install -e .
 
-Alone: python FILE [FOLDER]. It goes on from FOLDER/worker0.pt if that is there. Two workers, in two
-terminals or on two machines (then with worker 0's address):
+Alone: python FILE [FOLDER]. It continues from FOLDER/worker0.pt if it exists. Two workers, in two
+terminals, or on two machines with the address of the first:
 
 THINWIRE_AT="tcp://127.0.0.1:29400?workers=2&worker=0" python FILE FOLDER
 THINWIRE_AT="tcp://127.0.0.1:29400?workers=2&worker=1" python FILE FOLDER
@@ -25,7 +25,7 @@ steps, accumulation, batch_size, block = 30, 2, 8, 32
 device = "cuda" if torch.cuda.is_available() else "cpu"
 text = torch.frombuffer(bytearray(inspect.getsource(textwrap).encode()), dtype=torch.uint8).long()
 method = tw.presets.muloco(bits=2, sync_every=10, inner=tw.inner.Muon(lr=0.02, adamw_lr=0.005))
-transport = tw.connect()  # thinwire: who the others are
+transport = tw.connect()  # thinwire: the other workers
 worker = transport.rank
 checkpoint = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()) / f"worker{worker}.pt"
 

@@ -56,11 +56,12 @@ def test_example_with_two_workers_that_meet(example: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("example", ELASTIC, ids=lambda p: p.stem)
 def test_example_with_two_workers_that_come_and_go(example: Path, tmp_path: Path) -> None:
-    command = [sys.executable, str(example), f"file://{tmp_path}/store"]
-    workers = [start([*command, name], THINWIRE_TOKEN=TOKEN) for name in ("one", "two")]
+    run = {"THINWIRE_TOKEN": TOKEN, "THINWIRE_AT": f"file://{tmp_path}/store/first"}
+    workers = [start([sys.executable, str(example)], **run) for _ in range(2)]
     output = "".join(output_of(process) for process in workers)
+    output += output_of(start([sys.executable, str(example)], **run))  # joins after the end
     assert len(set(re.findall(r"[0-9a-f]{64}", output))) == 1
-    assert len(re.findall(r"^worker (?:one|two): loss [\d.]+ Stats", output, re.MULTILINE)) == 2
+    assert len(re.findall(r"^loss [\d.]+ Stats", output, re.MULTILINE)) == 3
 
 
 @pytest.mark.slow
