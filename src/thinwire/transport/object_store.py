@@ -30,7 +30,7 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 # A redirect leads to the bucket's region. A wrong request stays wrong, except with these statuses.
 _WRONG = re.compile(r"Received redirect|status code: 4(?!04|08|09|12|25|29)\d\d")
 _WARNED_TRIES = 5
-_WAIT_LONGER = "see that the store can be reached; if it is merely slow, pass a longer timeout"
+_WAIT_LONGER = "see that the store can be reached and a hub's token is right, or wait longer"
 
 
 @dataclass(kw_only=True, slots=True)  # state: counters
