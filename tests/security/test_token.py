@@ -19,6 +19,14 @@ def test_a_token_that_can_be_guessed_is_missing_or_cannot_be_read_is_refused(
         file.write_bytes(content)
         with pytest.raises(ConfigurationError, match=why):
             find_token(file)
+    file.write_text("sixteen letters!")
+    for mode, is_used in ((0o644, False), (0o602, False), (0o640, True), (0o600, True)):
+        file.chmod(mode)
+        if is_used:
+            assert repr(find_token(file)) == "Token(...)"
+            continue
+        with pytest.raises(ConfigurationError, match=r"every user .* can read it; do: chmod 600"):
+            find_token(file)
     with pytest.raises(ConfigurationError, match="No such file"):
         find_token(tmp_path / "none")
     monkeypatch.setenv("THINWIRE_TOKEN", "sixteen letters!")

@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import os
+import shlex
 from pathlib import Path
 
 from thinwire.errors import ConfigurationError, check
@@ -59,15 +60,23 @@ def find_token(file: Path | None = None) -> Token:
     """The token in `file`, or else in the environment variable THINWIRE_TOKEN.
 
     Raises:
-        ConfigurationError: there is no token, or the file cannot be read.
+        ConfigurationError: there is no token, or the file cannot be read, or everybody can read it.
     """
     if file is not None:
         try:
-            return Token(file.read_text().strip())
+            token = Token(file.read_text().strip())
+            is_open = os.name == "posix" and file.stat().st_mode & 0o007
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(
                 f"read a token from {file}", because=str(error), do="pass the file that holds it"
             ) from error
+        check(
+            not is_open,
+            f"use the token in {file}",
+            because="every user of this machine can read it",
+            do=f"chmod 600 {shlex.quote(str(file))}",
+        )
+        return token
     secret = os.environ.get(TOKEN_VARIABLE, "")
     check(
         bool(secret),
