@@ -8,7 +8,7 @@ import socket
 import socketserver
 import threading
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from urllib.parse import quote
 
@@ -16,9 +16,11 @@ import pytest
 
 import thinwire as tw
 from hub_process import SECRET, TOKEN, Hub, hub, is_loopback, listening, parents
+from processes import free_port
 from thinwire.address import Address
 from thinwire.cli import main
 from thinwire.cli.flags import read_address
+from thinwire.cli.hub import _claim
 from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout
 from thinwire.transport.hub_address import HubAddress
 from thinwire.transport.object_store import ObjectStore
@@ -145,6 +147,16 @@ def test_why_it_cannot_start_or_go_on_is_said(tmp_path) -> None:
         os.kill(started.weed(), signal.SIGKILL)
         assert started.process.wait(20) == 1
         assert "SeaweedFS ended with status -9" in started.text()
+
+
+def test_hubs_that_start_at_once_take_no_port_twice() -> None:
+    """None listens on its ports yet."""
+    with ExitStack() as first, ExitStack() as second:
+        port = free_port()
+        assert _claim(port, first)
+        assert not _claim(port, second)
+    with ExitStack() as third, socket.create_server(("127.0.0.1", port)):
+        assert not _claim(port, third)
 
 
 def test_without_seaweedfs_the_extra_is_named(tmp_path, monkeypatch, capsys) -> None:

@@ -16,8 +16,8 @@ import sys
 import sysconfig
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,60 +90,73 @@ class HubCommand:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         host, port = split_address(self.bind)
-        # Below those that the system gives to connections, SeaweedFS's own among them.
-        candidates = random.SystemRandom().sample(range(20_000, 32_000), 1000)
-        inner = dict(zip(_PORTS, filter(_is_free, candidates), strict=False))
-        serve = _forwarder(inner["s3.port"])
-        try:
-            server = await asyncio.start_server(
-                serve, host, port, limit=_CHUNK_NBYTES, start_serving=False
-            )
-        except OSError as error:
-            raise ConfigurationError(
-                f"listen on {self.bind}",
-                because=str(error),
-                do="end what has this port, or pass another --bind HOST:PORT",
-            ) from error
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        token, secret = self._token()
-        advertised = self.advertise or reachable_host(host)
-        admin = secrets.token_hex(8), secrets.token_hex(32)
-        environment = self._configure(token, advertised, admin)
-        log = self.folder / "weed.log"
-        with log.open("wb") as errors:
+        with ExitStack() as claimed:
+            # Below those that the system gives to connections, SeaweedFS's own among them.
+            candidates = random.SystemRandom().sample(range(20_000, 32_000), 1000)
+            free = (port for port in candidates if _claim(port, claimed))
+            inner = dict(zip(_PORTS, free, strict=False))
+            try:
+                server = await asyncio.start_server(
+                    _forwarder(inner["s3.port"]),
+                    host,
+                    port,
+                    limit=_CHUNK_NBYTES,
+                    start_serving=False,
+                )
+            except OSError as error:
+                raise ConfigurationError(
+                    f"listen on {self.bind}",
+                    because=str(error),
+                    do="end what has this port, or pass another --bind HOST:PORT",
+                ) from error
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            token, secret = self._token()
+            advertised = self.advertise or reachable_host(host)
+            admin = secrets.token_hex(8), secrets.token_hex(32)
+            environment = self._configure(token, advertised, admin)
+            async with self._seaweed(str(weed), inner, environment) as process:
+                ended = asyncio.ensure_future(process.wait())
+                up = asyncio.ensure_future(_wait_until_up(inner["s3.port"], token, admin))
+                await asyncio.wait([ended, up], return_when=asyncio.FIRST_COMPLETED)
+                if not ended.done():
+                    up.result()
+                    await server.start_serving()
+                    port = server.sockets[0].getsockname()[1]
+                    at = HubAddress(advertised, port, secret, "RUN").text()
+                    say(console, f"ready; on every machine: thinwire join '{at}' --out runs/here")
+                log = self.folder / "weed.log"
+                raise ExchangeError(
+                    "serve as a hub",
+                    because=f"SeaweedFS ended with status {await ended}: {_reason(log)}",
+                    do=f"see {log}, and start thinwire hub again: what workers wrote is kept",
+                )
+
+    @asynccontextmanager
+    async def _seaweed(
+        self, weed: str, ports: Mapping[str, int], environment: Mapping[str, str]
+    ) -> AsyncGenerator[asyncio.subprocess.Process]:
+        """SeaweedFS as a process, which ends with the block."""
+        with (self.folder / "weed.log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(
-                str(weed),
+                weed,
                 *_FLAGS,
-                *(f"-{name}={port}" for name, port in inner.items()),
+                *(f"-{name}={port}" for name, port in ports.items()),
                 cwd=self.folder,
                 env=environment,
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=errors,
-                stderr=errors,
+                stdout=log,
+                stderr=log,
                 start_new_session=True,  # Ctrl-C is for this process, which then ends that one
                 preexec_fn=_die_with_parent,
             )
         try:
-            ended = asyncio.ensure_future(process.wait())
-            up = asyncio.ensure_future(_wait_until_up(inner["s3.port"], token, admin))
-            await asyncio.wait([ended, up], return_when=asyncio.FIRST_COMPLETED)
-            if not ended.done():
-                up.result()
-                await server.start_serving()
-                port = server.sockets[0].getsockname()[1]
-                address = HubAddress(advertised, port, secret, "RUN").text()
-                say(console, f"ready; on every machine: thinwire join '{address}' --out runs/here")
-            raise ExchangeError(
-                "serve as a hub",
-                because=f"SeaweedFS ended with status {await ended}: {_reason(log)}",
-                do=f"see {log}, and start thinwire hub again: what workers wrote is kept",
-            )
+            yield process
         finally:
             # Not SIGTERM, with which it waits 10 s for its own connections; nothing is lost by it.
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-            for port in inner.values():
+            for port in ports.values():
                 for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
                     left.unlink(missing_ok=True)
 
@@ -237,8 +250,15 @@ async def _wait_until_up(port: int, token: Token, admin: tuple[str, str]) -> Non
         await store.check_put_if_absent(f"check/{secrets.token_hex(8)}", until_s)
 
 
-def _is_free(port: int) -> bool:
+def _claim(port: int, claimed: ExitStack) -> bool:
+    """Take a port of loopback from all hubs that start later; False if it is in use.
+
+    SeaweedFS listens on it some time later. The port of the same number for UDP, which it leaves
+    alone, stands for it until then and after.
+    """
     with suppress(OSError), socket.create_server((_LOOPBACK, port)):
+        udp = claimed.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        udp.bind((_LOOPBACK, port))
         return True
     return False
 
