@@ -91,12 +91,17 @@ class Address:
             )
         workers, worker = _numbers(query, what, _FORMS[scheme])
         secret, hub = "", None
+        try:
+            if scheme == "tcp":
+                import_module("thinwire.transport.address").split_address(where)
+            elif scheme == "hub":
+                hub = import_module("thinwire.transport.hub_address").HubAddress.read(rest)
+        except ConfigurationError as error:
+            raise ConfigurationError(what, because=error.because, do=_do(scheme)) from error
         if scheme == "tcp":
-            import_module("thinwire.transport.address").split_address(where)
             check(workers is not None, what, because="it has no number of workers", do=_do(scheme))
             return cls(where, "", workers, worker)
-        if scheme == "hub":
-            hub = import_module("thinwire.transport.hub_address").HubAddress.read(rest)
+        if hub is not None:
             place, run, secret = str(hub), hub.run, hub.secret
         else:
             place, _, run = rest.rpartition("/")
