@@ -85,7 +85,7 @@ def test_a_committed_run_goes_on_from_its_checkpoint(folder: Path, command: str,
     before = (run / "metrics.jsonl").read_text().splitlines()
     assert (len(before), (run / "summary.json").exists()) == (7, False)
     assert main(COMMANDS[command]) == 0
-    assert ("going on from step 5" in capsys.readouterr().out) == (command == "train")
+    assert ("continues from step 5" in capsys.readouterr().out) == (command == "train")
     after = (run / "metrics.jsonl").read_text().splitlines()
     assert after[:5] == before[:5]
     # Matrices are multiplied from here on: the last bits are those of the machine.

@@ -1,11 +1,10 @@
-import dataclasses
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 from unittest import mock
 
@@ -13,20 +12,25 @@ import pytest
 
 from thinwire.cli import EXTRAS, install_text, main
 from thinwire.cli.command import COMMANDS
-from thinwire.cli.flags import RunFlags, apply_flags, changes_of
+from thinwire.cli.flags import (
+    RunFlags,
+    TrainFlags,
+    changes_of,
+    default_out,
+    given_in,
+    to_toml,
+)
+from thinwire.errors import MismatchError
 from thinwire.handshake import flatten_description
 from thinwire.train.recipes import laptop
 
-RUN = """accumulate checkpoint-steps clip-norm compile corpus device evaluate-steps global-batch
-    keep-checkpoints log-steps model out outer-device outer-lr outer-momentum precision recipe
-    inner-lr sequence-length steps sync-every threads timeout-s tokenizer warmup-steps worker-size
-    workers """
+RUN = """config corpus device global-batch inner-lr model out outer-lr outer-momentum precision
+    recipe sequence-length steps sync-every tokenizer workers """
 FLAGS = {
     "train": RUN + "method resume seed tensorboard trackio wandb",
     "compare": RUN + "baseline experiment jobs methods seeds tune",
-    "plan": """accelerator accelerators-per-worker bandwidth decode-time down egress-price
-        elastic encode-time from get-price json latency layers methods mfu model parameters
-        put-price sealed step-time sync-every target tokens tokens-per-step topology
+    "plan": """accelerator bandwidth down egress-price elastic from json latency layers methods mfu
+        model parameters sealed step-time sync-every target tokens tokens-per-step topology
         traffic-price up worker-price workers""",
     "report": "out watch",
     "hub": "advertise bind folder token-file",
@@ -34,7 +38,14 @@ FLAGS = {
     "doctor": "layers model parameters step-time token-file workers",
     "serve": RUN + "equal-steps grace-s lost-after-s method seed token-file",
 }
-FLAGS["join"] = FLAGS["train"] + " asynchronous identity min-workers patience token-file"
+FLAGS["join"] = FLAGS["train"] + " asynchronous identity token-file"
+RARE = """accumulate checkpoint-steps clip-norm compile evaluate-steps keep-checkpoints log-steps
+    outer-device threads timeout-s warmup-steps worker-size"""
+HIDDEN = {
+    **dict.fromkeys(("train", "compare", "serve"), RARE),
+    "join": RARE + " min-workers patience",
+    "plan": "accelerators-per-worker decode-time encode-time get-price put-price",
+}
 NINES = "9" * 5000
 PLAN = ["plan", "--parameters", "1B", "--layers", "10", "--workers", "2", "--step-time", "1s"]
 PLAN += ["--bandwidth", "1Gbit/s"]
@@ -48,16 +59,26 @@ def help_of(*arguments: str, capsys) -> str:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_flags_are_frozen(monkeypatch, command: str, capsys) -> None:
+def test_flags_are_frozen_and_help_fits_a_screen(monkeypatch, command: str, capsys) -> None:
     """A new flag is a decision: most settings belong into a recipe."""
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("COLUMNS", "100")
     shown = help_of(command, capsys=capsys)
-    assert sorted(re.findall(r"^\W --([a-z][a-z-]+)", shown, re.M)) == sorted(
-        FLAGS[command].split()
-    )
-    assert max(map(len, shown.splitlines())) <= 100  # those of the description
+    listed = re.findall(r"^\W --([a-z][a-z-]+)", shown, re.M)
+    assert sorted(listed) == sorted(FLAGS[command].split())
+    assert len(shown.splitlines()) <= 45
+    assert max(map(len, shown.splitlines())) <= 100
     assert "None" not in shown
-    assert ("(default: the recipe's)" in shown) == ("--recipe" in shown)
+    names = {re.sub("^run$", "from", f.name).replace("_", "-") for f in fields(COMMANDS[command])}
+    assert sorted(names - {*listed, "at", "folders"}) == sorted(HIDDEN.get(command, "").split())
+
+
+@pytest.mark.parametrize("columns", ["1", "12"])
+def test_help_comes_on_the_narrowest_terminal(monkeypatch, capsys, columns: str) -> None:
+    """tyro would lay it out without end."""
+    monkeypatch.setenv("COLUMNS", columns)
+    shown = help_of("train", capsys=capsys)
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "--method STR" in shown
 
 
 def test_all_commands_are_listed_for_a_newcomer_and_completion_knows_flags(capsys) -> None:
@@ -86,7 +107,7 @@ def test_train_says_what_it_wrote_and_where(tmp_path, monkeypatch, capsys, name:
     summary = json.loads((tmp_path / name / "summary.json").read_text())
     printed = capsys.readouterr().out
     begins, *_, ends = printed.splitlines()
-    assert begins == f"{name}: going on from step 0"
+    assert begins == f"{name}: continues from step 0"
     assert ends.endswith(f"; {name}")
     assert f"validation loss {summary['val_loss']:.4f}" in printed
     assert summary["outer_digest"][:12] in printed
@@ -126,7 +147,7 @@ def test_compare_takes_a_grid_and_says_what_is_missing(tmp_path, capsys) -> None
     capsys.readouterr()
     assert main(arguments) == 1
     printed, error = capsys.readouterr()
-    assert "left out of the tables above" in printed
+    assert "left out diloco-H-2-seed0: corrupt: summary.json cannot be" in printed
     assert "diloco-H-2-seed0 has no result (corrupt: summary.json cannot be" in error
     assert error.count("\n") == 1
     compared = json.loads((out / "compare.json").read_text())
@@ -164,7 +185,6 @@ def test_compare_searches_rates(tmp_path, capsys) -> None:
         (["train", "--recipe", "missing.py:f"], "missing.py:f"),
         (["train", "--recipe", "broken.py:f"], "SyntaxError"),
         (["train", "--recipe", "empty.py:f"], "NoneType and not a TrainConfig"),
-        (["train", "--resume"], "resume without --out"),
         (["train", "--model", "7q"], "7q"),
         (["train", "--method", "ddp", "--outer-lr", "0.5"], "has no lr"),
         (["train", "--method", "noloco", "--outer-momentum", "0.9"], "they drift apart"),
@@ -198,15 +218,14 @@ def test_compare_searches_rates(tmp_path, capsys) -> None:
         ([*PLAN, "--sync-every", "1e18"], "sync_every=1000000000000000000"),
         ([*PLAN, "--sync-every", "1e30"], "sync_every=1000"),
         (["compare", "--methods", "ddp,nope"], "nope"),
-        (["compare", "--seeds", "0,x"], "--seeds '0,x'"),
-        (["compare", "--workers", "1,"], "--workers '1,'"),
+        (["compare", "--seeds", "0,x"], "the list '0,x'"),
+        (["compare", "--workers", "1,"], "the list '1,'"),
         (["compare", "--methods", "muloco:bits=3"], "3 bits"),
         (["compare", "--jobs", "0"], "0 jobs"),
         (["compare", "--baseline", "dilco"], "'dilco'"),
         (["compare", "--experiment", "missing.py:f"], "missing.py:f"),
-        (["compare", "--experiment", "empty.py:grid", "--recipe", "paper"], "has its own"),
         (["compare", "--tune", "lr=1e-3"], "none of inner-lr"),
-        (["compare", "--tune", "inner-lr=x", "--seeds", "0,1"], "--tune 'x'"),
+        (["compare", "--tune", "inner-lr=x", "--seeds", "0,1"], "the list 'x'"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_an_exit_status(
@@ -263,60 +282,208 @@ def test_what_tyro_cannot_read_ends_with_status_2(
     assert f"thinwire {arguments[0]} --help" in error
 
 
-OLDER = {
-    "train --elastic memory:// --run-name r --seed 3": "join memory:///r --seed 3",
-    "train --elastic=s3://b/ --run-name=r --worker=1 --workers=2": "join s3://b/r?workers=2&worker=1",
-    "train --bucket s3://b --run-name r --workers 2 --worker 0": "join s3://b/r?workers=2&worker=0",
-    "train --workers 4 --elastic s3://b/a --run-name r": "join s3://b/a/r --workers 4",
-    "join s3://b --run-name r --identity oslo": "join s3://b/r --identity oslo",
-    "join hub://secret@h:1/r --run-name r": "join hub://TOKEN@h:1/r",
-    "work s3://b --run-name r --worker 1 --workers 2": "join s3://b/r?workers=2&worker=1 "
-    "--asynchronous",
-    "serve s3://b --run-name r --workers 2": "serve s3://b/r --workers 2",
-    "status s3://b --run-name r --json": "status s3://b/r --json",
-    "doctor s3://b --run-name r --workers 2": "doctor s3://b/r --workers 2",
-}
-
-
-@pytest.mark.parametrize("typed", OLDER)
-def test_the_spelling_of_version_0_2_is_read_and_the_new_one_shown(capsys, typed: str) -> None:
-    name, address, *more = OLDER[typed].split()
-    with mock.patch.object(COMMANDS[name], "main", autospec=True) as begun:
-        assert main(typed.split()) == 0
-    (command, _), _ = begun.call_args
-    assert command.at == address.replace("TOKEN", "secret")
-    assert getattr(command, "asynchronous", False) == ("--asynchronous" in more)
-    assert capsys.readouterr().err == f"from 0.3 on: thinwire {shlex.join(OLDER[typed].split())}\n"
-
-
-def test_flags_of_version_0_2_without_their_numbers_are_refused(capsys) -> None:
-    assert main(["train", "--elastic", "s3://b", "--run-name", "r", "--worker", "0"]) == 1
-    assert "because it has no workers; do: pass ?workers=K&worker=0" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "train --elastic memory:// --run-name r",
+        "train --bucket=s3://b --run-name=r --workers=2 --worker=0",
+        "status s3://b --run-name r",
+    ],
+)
+def test_the_spelling_of_version_0_2_is_answered_by_the_new_one(capsys, typed: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(typed.split())
+    error = capsys.readouterr().err
+    assert "--run-name is a part of the address from 0.3 on: thinwire join s3://BUCKET/RUN" in error
 
 
 @pytest.mark.parametrize(
-    ("command", "goes_on"),
+    ("command", "to_continue"),
     [
-        (["train"], "; to go on: the same thinwire train with --resume and --out FOLDER"),
-        (["join", "h:1"], "; to go on: the same thinwire join with --resume and --out FOLDER"),
-        (["compare"], "; to go on: the same thinwire compare with --out FOLDER"),
-        (["serve", "s3://b"], "; to go on: the same thinwire serve with --out FOLDER"),
+        (["train"], "; to continue: the same thinwire train with --resume and --out FOLDER"),
+        (["join", "h:1"], "; to continue: the same thinwire join with --resume and --out FOLDER"),
+        (["compare"], "; to continue: the same thinwire compare with --out FOLDER"),
+        (["serve", "s3://b"], "; to continue: the same thinwire serve with --out FOLDER"),
         (["plan"], ""),
     ],
 )
-def test_ctrl_c_names_the_command_that_goes_on(monkeypatch, capsys, command, goes_on: str) -> None:
+def test_ctrl_c_names_the_command_that_continues(
+    monkeypatch, capsys, command, to_continue: str
+) -> None:
     monkeypatch.setattr(COMMANDS[command[0]], "main", mock.Mock(side_effect=KeyboardInterrupt))
     assert main(command) == 130
-    assert capsys.readouterr().err == f"stopped{goes_on}\n"
+    assert capsys.readouterr().err == f"stopped{to_continue}\n"
 
 
 def test_under_torchrun_workers_come_from_the_ranks(monkeypatch, tmp_path, capsys) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main(["train", "--workers", "2", "--out", str(tmp_path / "a")]) == 1
-    assert "every rank is one worker" in capsys.readouterr().err
+    assert main(["train", "--workers", "4", "--out", str(tmp_path / "a")]) == 1
+    assert (
+        "cannot train 4 workers under torchrun; because its ranks are 2" in capsys.readouterr().err
+    )
     assert main(["compare"]) == 1
     assert "without torchrun" in capsys.readouterr().err
+
+
+# -- settings in a file ----------------------------------------------------------------------------
+
+
+def digest(folder: Path) -> str:
+    return json.loads((folder / "summary.json").read_text())["outer_digest"]
+
+
+def test_a_run_is_repeated_by_the_file_in_its_folder(tmp_path) -> None:
+    first, again, other = (tmp_path / name for name in ("first", "again", "other"))
+    rare = ["--clip-norm", "0.5", "--accumulate", "1", "--compile", "no"]
+    given = ["--method", "muloco", "--outer-lr", "0.5", "--seed", "3", *rare]
+    assert main(["train", *given, *SMALL, "--tensorboard", "--out", str(first)]) == 0
+    written = (first / "run.toml").read_text()
+    settings = tomllib.loads(written)
+    assert {
+        "steps": 6,
+        "outer_lr": 0.5,
+        "tensorboard": True,
+        "threads": 1,
+    }.items() <= settings.items()
+    assert not {"out", "config", "resume"} & settings.keys()
+    file = str(first / "run.toml")
+    assert main(["train", "--config", file, "--out", str(again)]) == 0
+    assert digest(again) == digest(first)
+    assert (again / "run.toml").read_text() == written
+    assert list((again / "tensorboard").iterdir())
+    # A flag wins over the file.
+    assert main(["train", "--seed", "4", f"--config={file}", "--out", str(other)]) == 0
+    assert digest(other) != digest(first)
+
+
+def test_a_comparison_is_repeated_by_the_file_in_its_folder(tmp_path) -> None:
+    first, again = tmp_path / "first", tmp_path / "again"
+    grid = ["--methods", "ddp,diloco", "--inner-lr", "1e-3"]
+    assert main(["compare", *grid, *SMALL, "--out", str(first)]) == 0
+    assert main(["compare", "--config", str(first / "run.toml"), "--out", str(again)]) == 0
+    for run in ("ddp-seed0", "diloco-seed0"):
+        assert digest(first / run) == digest(again / run)
+
+
+def test_settings_are_written_as_toml_and_read_back(tmp_path) -> None:
+    text = 'a "quoted" \\ path\twith é and 𝄞\n'
+    file = tmp_path / "run.toml"
+    flags = TrainFlags(corpus=text, inner_lr=1e-05, timeout_s=1e22, method="ddp", compile="yes")
+    file.write_text(to_toml(given_in(flags) | {"device": None}), encoding="utf-8")
+    with mock.patch.object(COMMANDS["train"], "main", autospec=True) as begun:
+        assert main(["train", "--config", str(file)]) == 0
+        file.write_text("resume = true\ntensorboard = false\nsteps = 7\nclip-norm = 2\n")
+        assert main(["train", "--config", str(file), "--steps", "8"]) == 0
+    (first,), (second,) = (call.args[:1] for call in begun.call_args_list)
+    given = given_in(first)
+    assert given.pop("config") == file
+    assert given == given_in(flags)
+    assert (second.resume, second.tensorboard, second.steps, second.clip_norm) == (
+        True,
+        False,
+        8,
+        2,
+    )
+    file.write_text('methods = ["ddp", "muloco:bits=2"]\nseeds = [0, 1]\ntune = ["inner-lr=1,2"]\n')
+    with mock.patch.object(COMMANDS["compare"], "main", autospec=True) as begun:
+        assert main(["compare", "--config", str(file), "--jobs", "2"]) == 0
+    command = begun.call_args.args[0]
+    assert (command.methods, command.seeds) == (("ddp", "muloco:bits=2"), (0, 1))
+    assert (command.tune, command.jobs) == (("inner-lr=1,2",), 2)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("stps = 3", "use 'stps' in run.toml; because its keys are flags of the command"),
+        ("stps = 3", "did you mean 'steps'?"),
+        ("at = 's3://b/r'", "use 'at' in run.toml"),
+        ("config = 'other.toml'", "use 'config' in run.toml"),
+        ("out = ''", "use 'out' in run.toml; because an empty text names nothing"),
+        ("[data]\ncorpus = 'a'", "use 'data' in run.toml"),
+        ("steps = ", "read run.toml; because Invalid value"),
+        (b"model = '\xff'", "read run.toml"),
+        (None, "read run.toml; because [Errno 2]"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_one_clear_line(
+    tmp_path, monkeypatch, capsys, content, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        raw = content if isinstance(content, bytes) else content.encode()
+        (tmp_path / "run.toml").write_bytes(raw)
+    assert main(["join", "memory:///r", "--config", "run.toml"]) in (1, 2)
+    error = capsys.readouterr().err
+    assert error.startswith("error: cannot ")
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", ["steps = true", "steps = 'many'", "precision = 'fp8'"])
+def test_a_value_that_cannot_be_is_refused_by_its_flag(tmp_path, capsys, content: str) -> None:
+    (tmp_path / "run.toml").write_text(content)
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", "--config", str(tmp_path / "run.toml")])
+    assert f"--{content.split()[0]}" in capsys.readouterr().err
+
+
+def test_a_flag_of_other_commands_is_named_with_them(capsys) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", "--identity", "a"])
+    assert capsys.readouterr().err.endswith("--identity is a flag of thinwire join\n")
+
+
+def test_the_last_run_is_resumed_without_its_folder(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert default_out("ddp", resume=True) == default_out("ddp") == Path("runs/ddp-1")
+    for number in (1, 2):
+        Path(f"runs/ddp-{number}").mkdir(parents=True)
+    assert default_out("ddp") == Path("runs/ddp-3")
+    assert default_out("ddp", resume=True) == Path("runs/ddp-2")
+
+
+def test_ranks_of_torchrun_are_one_worker_of_those_that_were_asked_for(monkeypatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    flags = TrainFlags(workers=4, worker_size=2)
+    assert flags.train_config(is_member=True).workers == 4
+    assert flags.train_config().workers == 1
+    trainer = "thinwire.train.trainer.train"
+    for more, workers in ((["--workers", "8"], 8), ([], 4)):
+        at = "memory:///r" if more else "memory:///r?workers=4&worker=1"
+        begin = mock.patch(trainer, side_effect=RuntimeError("begun"))
+        with begin as begun, pytest.raises(RuntimeError, match="begun"):
+            main(["join", at, "--worker-size", "2", *more])
+        assert begun.call_args.args[0].workers == workers
+
+
+@pytest.mark.parametrize(
+    ("more", "is_served", "said"),
+    [
+        (
+            [],
+            True,
+            "join memory:///r?workers=2&worker=0 without --asynchronous; because it is a run",
+        ),
+        (["--asynchronous"], False, "with --asynchronous; because no thinwire serve has begun"),
+        ([], False, "cannot agree; because a field differs"),
+        (["--asynchronous"], True, "cannot agree; because a field differs"),
+    ],
+)
+def test_a_run_of_another_kind_of_workers_is_named(
+    capsys, more, is_served: bool, said: str
+) -> None:
+    differs = MismatchError("agree", because="a field differs", do="repeat the flags")
+    found = object() if is_served else None
+    with (
+        mock.patch("thinwire.train.trainer.train", side_effect=differs),
+        mock.patch("thinwire.train.asynchronous.work", side_effect=differs),
+        mock.patch("thinwire.asynchronous.objects.read_status", return_value=found),
+    ):
+        assert main(["join", "memory:///r?workers=2&worker=0", *SMALL, *more]) == 1
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -353,13 +520,14 @@ def test_a_recipe_of_ones_own(tmp_path) -> None:
 
 
 def test_every_flag_sets_a_field_that_there_is() -> None:
-    names = [f.name for f in dataclasses.fields(RunFlags) if f.name != "recipe"]
+    names = [f.name for f in fields(RunFlags)]
+    names = [name for name in names if name not in ("recipe", "out", "config")]
     changes = changes_of(RunFlags(**dict.fromkeys(names, 1)))
     assert len(changes) == len(names)
     assert set(changes) <= set(flatten_description(laptop("ddp").describe()))
     # Folders of runs from before `compile` was a bool are resumed, and compared field by field.
     for flag, compiles in ("yes", True), ("no", False), (None, False):
-        config = apply_flags(RunFlags(compile=flag), "ddp", 0)
+        config = TrainFlags(method="ddp", compile=flag).train_config()
         assert config.machine.compile is compiles
         assert config.describe()["machine"]["compile"] == ("yes" if compiles else "no")
 

@@ -139,6 +139,13 @@ def test_flags_reach_the_plan(capsys) -> None:
     assert [row["steps"] for row in found["methods"]] == [5209, 5209]
 
 
+def test_one_direction_of_a_link_may_differ(capsys) -> None:
+    link = planned(capsys, *PLAN, "--up", "1Gbit/s")["link"]
+    assert (link["up_bits_per_s"], link["down_bits_per_s"]) == (1e9, 1e10)
+    assert main([*PLAN, "--accelerators-per-worker", "8"]) == 0
+    assert "--worker-size 8" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("columns", [80, 200])
 def test_tables_say_it_in_words(capsys, monkeypatch, columns: int) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -191,27 +198,24 @@ def test_advice_comes_with_a_bill(capsys) -> None:
 
 BAD = [
     (["--bandwidth", "0"], "no unit"),
-    (["--bandwidth", "-1Gbit/s"], "--bandwidth '-1Gbit/s'"),
+    (["--bandwidth", "-1Gbit/s"], "the rate '-1Gbit/s'"),
     (["--bandwidth", "10Gb"], "did you mean"),
     (["--bandwidth", "1e-300bit/s"], "so slow a link"),
-    (["--latency", "50"], "--latency '50'"),
+    (["--latency", "50"], "the latency '50'"),
     (["--latency", "-1ms"], "it is negative"),
-    (["--step-time", "0s"], "--step-time '0s'"),
-    (["--workers", "0"], "--workers '0'"),
-    (["--parameters", "10Q"], "--parameters '10Q'"),
+    (["--step-time", "0s"], "the duration '0s'"),
+    (["--workers", "0"], "the count '0'"),
+    (["--parameters", "10Q"], "the count '10Q'"),
     (["--parameters", "7"], "7 parameters in 48 layers"),
-    (["--sync-every", "0"], "--sync-every '0'"),
+    (["--sync-every", "0"], "the count '0'"),
     (["--target", "100%"], "between 0 and 1"),
-    (["--target", "90"], "--target '90'"),
+    (["--target", "90"], "the share '90'"),
     (["--methods", "dilocco"], "did you mean 'diloco'"),
     (["--methods", ","], "method ''"),
     (["--methods", "streaming_diloco", "--sync-every", "1"], "1 step"),
-    (["--model", "150m"], "both --model and --parameters"),
+    (["--model", "150m"], "both --model and --parameters, --layers"),
     (["--accelerator", "H100"], "both --step-time and --accelerator"),
     (["--mfu", "0.4"], "both --step-time and --mfu"),
-    (["--accelerators-per-worker", "8"], "--accelerators-per-worker"),
-    (["--up", "1Gbit/s"], "both --bandwidth and --up"),
-    (["--down", "1Gbit/s"], "both --bandwidth and --down"),
     (["--tokens", "1B"], "without --tokens-per-step"),
     (["--put-price", "5USD"], "--put-price and without --egress-price"),
     (["--elastic"], "--elastic and without --egress-price"),
@@ -221,7 +225,7 @@ BAD = [
     (["--egress-price", "$1EUR"], "it has two currencies"),
     (["--worker-price", "infUSD"], "it is not a number with a currency"),
     (["--worker-price", "1USD", "--traffic-price", "1EUR"], "in different currencies"),
-    (["--egress-price", "1EUR"], "without --put-price and --get-price"),
+    (["--egress-price", "1EUR"], "--put-price in USD, --get-price in USD, --egress-price in EUR"),
     (["--egress-price", "1USD", "--topology", "ring"], "--egress-price and --topology ring"),
 ]
 
@@ -234,13 +238,13 @@ REFUSED = [
     *((without(f"--{flag}"), f"without --{flag}") for flag in ("layers", "workers")),
     (without("--parameters"), "--parameters or --model"),
     (without("--step-time"), "--step-time or --accelerator"),
-    (without("--bandwidth"), "--bandwidth or --up or --down"),
+    (without("--bandwidth"), "without --bandwidth or --up"),
     ([*FAST, "--model", "org/no-such-model"], "hf download org/no-such-model"),
     ([*FAST, "--model", "250k", "--layers", "4"], "both --model and --layers"),
-    ([*UP, "--up", "1Gbit/s"], "--up and without --down"),
-    ([*UP, "--down", "1Gbit/s"], "--down and without --up"),
+    ([*UP, "--up", "1Gbit/s"], "--up and without --down or --bandwidth"),
+    ([*UP, "--down", "1Gbit/s"], "without --bandwidth or --up"),
     ([*H100[:-2], "--accelerator", "H100"], "without --tokens-per-step"),
-    ([*H100, "--accelerator", "H100", "--mfu", "2"], "--mfu '2'"),
+    ([*H100, "--accelerator", "H100", "--mfu", "2"], "the share '2'"),
     # What a run says already.
     (FROM, "2 workers shared a process and its cores"),
     ([*FROM, "--model", "250k"], "both --from and --model"),

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -185,6 +186,13 @@ def test_what_cannot_be_written_is_dropped_and_the_rest_is_not(
             sys.stdout.write("runs/\udcff, ")
             sys.stdout.write("and more")
     assert (tmp_path / "out").read_text() == "runs/\\udcff, and more"
+
+
+@pytest.mark.parametrize(("typed", "status"), [("--help", 0), ("trian", 2)])
+def test_streams_that_were_closed_before_are_no_error(typed: str, status: int) -> None:
+    """Python then has None in their place."""
+    command = f"{shlex.quote(sys.executable)} -m thinwire {typed} >&- 2>&-"
+    assert subprocess.run(["sh", "-c", command]).returncode == status
 
 
 @pytest.mark.slow

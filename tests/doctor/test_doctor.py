@@ -276,7 +276,7 @@ def test_the_command_takes_the_flags_of_plan_or_says_what_is_wrong(
     main(["doctor", url, *sizes])
     told = capsys.readouterr().out
     assert "computed for 1B in 10 layers, 3 workers with this link, 2 s a step" in told
-    assert "thinwire plan --parameters 1B --layers 10 --workers 3 --step-time 2s" in told
+    assert "thinwire plan --parameters 1000000000 --layers 10 --workers 3 --step-time 2s" in told
     assert "what to run: busy 90 % of the time or more, least measured loss first" in told
     line = next(line for line in told.splitlines() if line.startswith("1  "))
     where = shlex.quote(url)
@@ -286,13 +286,13 @@ def test_the_command_takes_the_flags_of_plan_or_says_what_is_wrong(
         main([*shlex.split(line)[2:], "--help"])
     capsys.readouterr()
     for flags, why in [
-        ([url, "--layers", "3"], "--layers and without --parameters"),
+        ([url, "--layers", "3"], "without --parameters or --model"),
         ([url, "--parameters", "3"], "--parameters and without --layers"),
         ([url, "--model", "150m", "--layers", "3"], "both --model and --layers"),
         ([url, "--model", "7q"], "'7q'"),
-        ([url, "--workers", "0"], "--workers '0'"),
+        ([url, "--workers", "0"], "the count '0'"),
         ([url, "--workers", "1M"], "workers=1000000"),
-        ([url, "--step-time", "3q"], "--step-time '3q'"),
+        ([url, "--step-time", "3q"], "the duration '3q'"),
         (["--workers", "2"], "--workers without an address"),
         (["10.9.0.1:29400"], "it has no scheme"),
     ]:

@@ -220,7 +220,7 @@ RUN = "join memory:///r"
         ("status memory://", "the name of a run is missing"),
         ("status 127.0.0.1:1", "it has no scheme; do: pass tcp://HOST:PORT"),
         ("doctor 127.0.0.1:1", "it has no scheme; do: pass tcp://HOST:PORT"),
-        ("status tcp://127.0.0.1:1?workers=2&worker=0", "no store is there"),
+        ("status tcp://127.0.0.1:1?workers=2&worker=0", "tcp:// has no store"),
         ("status tape://here/r", "'tape' is no scheme"),
         ("status memory:///r,s", "'r,s'"),
         ("status memory:///r", "nothing of that name"),

@@ -5,15 +5,14 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from thinwire.cli.output import say
+from thinwire.cli.output import say, table
 from thinwire.errors import ConfigurationError
 from thinwire.plan.units import duration_text, nbytes_text, rate_text, share_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from rich.console import Console
-    from rich.table import Table
 
     from thinwire.address import Address
     from thinwire.plan.advice import Advice, Choice, NeededChange
@@ -46,7 +45,7 @@ def show_advice(
     say(console, "")
     title, head, rows = advice_table(advice, job)
     if rows:
-        console.print(plain_table(title, head, rows, named=1))
+        console.print(table(title, head, rows, named=1))
     for number, row in enumerate(advice.recommended, start=1):
         choice = row.choice
         line = command_line(choice, job, model=model, accelerators=accelerators, at=at)
@@ -130,28 +129,3 @@ def _change(change: NeededChange) -> str:
     if change.quantity == "workers":
         return f"{change.value:g} workers ({by})"
     return f"rounds of {change.value:g} steps ({by}), which no run here had"
-
-
-def plain_table(
-    title: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, named: int = 0
-) -> Table:
-    """A table of which column `named` is text, and the others are numbers.
-
-    Args:
-        title: above it.
-        head: of each column.
-        rows: a text for each column.
-        named: which column is never folded.
-    """
-    from rich.box import SIMPLE_HEAD
-    from rich.markup import escape
-    from rich.table import Table
-
-    # No borders: a method's text and seven numbers have to fit into 80 columns.
-    table = Table(box=SIMPLE_HEAD, padding=0, title=title, min_width=len(title))
-    for column, heading in enumerate(head):
-        is_name = column == named
-        table.add_column(heading, justify="left" if is_name else "right", no_wrap=is_name)
-    for row in rows:
-        table.add_row(*map(escape, row))
-    return table

@@ -2,61 +2,48 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import tyro
+from typing import TYPE_CHECKING
 
 from thinwire.cli.flags import (
-    Flat,
+    At,
     Option,
-    RateFlags,
-    RunFlags,
     Switch,
-    apply_flags,
+    TrainFlags,
     default_out,
     optional_token,
     read_address,
+    write_settings,
 )
-from thinwire.cli.output import say
+from thinwire.cli.output import closing_line, say
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from thinwire.train.config import TrainConfig
-
 
 @dataclass(frozen=True, kw_only=True)
-class ServeCommand:
+class ServeCommand(TrainFlags):
     """Hold the parameters of an asynchronous run, whose workers do not wait for each other.
 
-    - thinwire join --asynchronous has the same flags of the run, on each worker
-    - the method's outer SGD becomes delayed Nesterov of the same rates
-    - started again with the same --out, a server goes on from its checkpoint
+    - workers join with thinwire join --asynchronous and the same flags
+    - the method's outer SGD becomes delayed Nesterov with the same rates
+    - with the same --out, a server continues from its checkpoint
 
     $ thinwire serve s3://my-bucket/first --workers 4 --out runs/server
     """
 
-    at: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ADDRESS")]
-    """s3://BUCKET/RUN, hub://TOKEN@HOST:PORT/RUN, file:///FOLDER/RUN, ..."""
-    method: str = "diloco"
-    """As of thinwire train: one whose outer optimizer is SGD or Nesterov's."""
-    seed: int = 0
-    """Of initial weights, data order and dropout."""
-    out: Option[Path] = None
-    """The run's folder; default runs/async-METHOD-N."""
+    at: At
+    """s3://BUCKET/RUN, hub://TOKEN@HOST:PORT/RUN, ..."""
     equal_steps: Switch = False
     """Give slow workers as many inner steps as the fastest."""
     grace_s: float = 0.0
-    """Seconds after an arrival in which others are waited for."""
+    """Seconds to wait for other arrivals after the first."""
     lost_after_s: float = 300.0
-    """Seconds of silence after which a worker's steps are given to others."""
+    """Seconds of silence after which a worker counts as lost."""
     token_file: Option[Path] = None
-    """Holds the run's token, which seals what is written; default THINWIRE_TOKEN, or none."""
-    rates: Flat[RateFlags] = field(default_factory=RateFlags)
-    run: Flat[RunFlags] = field(default_factory=RunFlags)
+    """File with the run's token, which seals messages; default THINWIRE_TOKEN, or none."""
 
     def main(self, console: Console) -> None:
         """Run the command."""
@@ -64,8 +51,10 @@ class ServeCommand:
         from thinwire.train import asynchronous
 
         address = read_address(self.at)
-        config = config_of_arrivals(self.run, self.method, self.seed, self.rates)
+        config = self.arrivals_config()
         out = self.out or default_out(f"async-{self.method}")
+        if not (out / "config.json").exists():
+            write_settings(out, self.settings(config))
         summary = asynchronous.serve(
             config,
             out,
@@ -77,21 +66,6 @@ class ServeCommand:
                 grace_s=self.grace_s,
                 lost_after_s=self.lost_after_s,
             ),
-            log=lambda line: say(console, line),
+            log=partial(say, console),
         )
-        say(
-            console,
-            f"{summary['method']}: validation loss {summary['val_loss']:.4f} after "
-            f"{summary['tokens']:,} tokens in {summary['asynchronous']['arrivals']} arrivals; "
-            f"outer_digest {summary['outer_digest'][:12]}; {out}",
-        )
-
-
-def config_of_arrivals(run: RunFlags, method: str, seed: int, rates: RateFlags) -> TrainConfig:
-    """What the flags describe, with a method for arrivals."""
-    from thinwire.train import asynchronous
-    from thinwire.train.launch import resolve
-
-    config = resolve(apply_flags(run, method, seed, rates))
-    arrivals = asynchronous.without_rounds(config.method, config.workers)
-    return dataclasses.replace(config, method=arrivals)
+        say(console, closing_line(summary, out))

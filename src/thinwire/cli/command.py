@@ -1,18 +1,23 @@
 """`thinwire COMMAND`."""
 
-import re
-import shlex
+from __future__ import annotations
+
+import inspect
+import os
+import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Annotated, Any, Final, Union
+from dataclasses import fields, make_dataclass
+from typing import Annotated, Any, Final, Union, get_type_hints
 
 import tyro
 
 from thinwire.cli.asynchronous import ServeCommand
 from thinwire.cli.compare import CompareCommand
 from thinwire.cli.doctor import DoctorCommand
+from thinwire.cli.flags import RARE, flag, from_toml
 from thinwire.cli.hub import HubCommand
 from thinwire.cli.output import lasting_output
 from thinwire.cli.plan import PlanCommand
@@ -21,27 +26,27 @@ from thinwire.cli.status import StatusCommand
 from thinwire.cli.train import JoinCommand, Train
 from thinwire.errors import RunStopped, ThinwireError, UnknownNameError, unknown_name
 
-COMMANDS: Final[Mapping[str, type]] = {
+COMMANDS: Final[Mapping[str, Any]] = {
     "train": Train,
+    "join": JoinCommand,
+    "hub": HubCommand,
+    "serve": ServeCommand,
+    "status": StatusCommand,
     "compare": CompareCommand,
     "report": ReportCommand,
     "plan": PlanCommand,
-    "hub": HubCommand,
-    "join": JoinCommand,
-    "status": StatusCommand,
     "doctor": DoctorCommand,
-    "serve": ServeCommand,
 }
 """All commands by their names: dataclasses that tyro builds, with a method main(console)."""
 
-_GOES_ON: Final = {
-    "train": "; to go on: the same thinwire train with --resume and --out FOLDER",
-    "join": "; to go on: the same thinwire join with --resume and --out FOLDER",
-    "compare": "; to go on: the same thinwire compare with --out FOLDER",
-    "serve": "; to go on: the same thinwire serve with --out FOLDER",
-    "hub": "; to go on: the same thinwire hub",
+_TO_CONTINUE: Final = {
+    "train": "; to continue: the same thinwire train with --resume and --out FOLDER",
+    "join": "; to continue: the same thinwire join with --resume and --out FOLDER",
+    "compare": "; to continue: the same thinwire compare with --out FOLDER",
+    "serve": "; to continue: the same thinwire serve with --out FOLDER",
+    "hub": "; to continue: the same thinwire hub",
 }
-"""Commands whose result is in a folder, or that they run: they outlive the terminal."""
+"""Commands that outlive their terminal, because their result is in a folder."""
 
 _OVERVIEW: Final = """\
 Train language models on machines that are joined by slow links.
@@ -49,44 +54,41 @@ Train language models on machines that are joined by slow links.
 $ thinwire compare --steps 100 --out runs/first     # three methods, one minute
 $ thinwire report runs/first --out first.html       # its results, a page that opens offline
 $ thinwire train --method muloco --workers 4        # one run, four workers in this process
-$ thinwire doctor                                   # whether this machine can train
+$ thinwire doctor                                   # checks this machine
 $ thinwire COMMAND --help                           # the flags of a command
 """
 _MISTYPED: Final = 2
-_REPLACED: Final = (
-    (
-        "lighthouse",
-        "workers meet in an object store from 0.3 on",
-        "start thinwire hub on one machine, or take a bucket or a shared folder; then thinwire "
-        "join s3://BUCKET/RUN, or the like, on every worker",
-    ),
-    (
-        "work",
-        "the workers of thinwire serve join its run from 0.3 on",
-        "thinwire join 's3://BUCKET/RUN?workers=K&worker=0' --asynchronous, or the like",
-    ),
-)
-"""Commands of earlier versions: why they are gone, and what to do."""
-
-_OLDER: Final = ("--elastic", "--bucket", "--run-name", "--worker")
-"""Flags of version 0.2 that are parts of an address now."""
+_NARROWEST: Final = 40
+"""Columns; in much fewer, tyro lays out help without end."""
+_REPLACED: Final = {
+    "lighthouse": "start thinwire hub on one machine, or take a bucket or a shared folder; then "
+    "thinwire join s3://BUCKET/RUN, or the like, on every worker",
+    "work": "thinwire join 's3://BUCKET/RUN?workers=K&worker=0' --asynchronous, or the like",
+}
+"""Commands of version 0.2: what to do instead."""
+_IN_ADDRESS: Final = ("--elastic", "--bucket", "--run-name", "--worker")
+"""Flags of version 0.2."""
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Run a command; returns the exit status: 2 where a name that was typed does not exist.
+    """Run a command; returns the exit status: 2 for a name that does not exist.
 
     Args:
         arguments: without the program's name; default those of this process.
 
     Raises:
-        SystemExit: the flags are wrong (status 2), or it was help that was asked for (status 0).
+        SystemExit: flags are wrong (status 2), or help was shown (status 0).
     """
-    typed = modern(sys.argv[1:] if arguments is None else arguments)
-    name = typed[0] if typed else "--help"
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # closed by whoever started this process
+            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process
+    if shutil.get_terminal_size().columns < _NARROWEST:
+        os.environ["COLUMNS"] = str(_NARROWEST)
+    name, *typed = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         with lasting_output():
-            command = _read(name, typed[1:])
-        with lasting_output() if name in _GOES_ON else nullcontext():
+            command = _read(name, typed)
+        with lasting_output() if name in _TO_CONTINUE else nullcontext():
             from rich.console import Console
 
             command.main(Console())
@@ -98,18 +100,32 @@ def run(arguments: list[str] | None = None) -> int:
         do = "see to the file, disk or address that it names, and repeat the command"
         return _ended(f"error: cannot finish the command; because {error}; do: {do}", 1)
     except KeyboardInterrupt:
-        return _ended(f"stopped{_GOES_ON.get(name, '')}", 128 + signal.SIGINT)
+        return _ended(f"stopped{_TO_CONTINUE.get(name, '')}", 128 + signal.SIGINT)
     return 0
 
 
+def _ended(why: str, status: int) -> int:
+    with lasting_output():
+        sys.stderr.write(f"{why}\n")
+    return status
+
+
 def _read(name: str, arguments: Sequence[str]) -> Any:
-    """The command that was typed; does not return where help was asked for, or flags are wrong."""
-    for old, because, do in _REPLACED:
-        if name == old:
-            raise UnknownNameError(f"run thinwire {old}", because=because, do=do)
-    if name not in COMMANDS and not name.startswith(("-h", "--help", "--tyro-")):
-        do = "see thinwire --help"
-        raise unknown_name(f"run thinwire {name}", name, COMMANDS, do=do)
+    """The command with its flags; exits after help, or where flags are wrong."""
+    if name in _REPLACED:
+        because = "version 0.3 has no such command"
+        raise UnknownNameError(f"run thinwire {name}", because=because, do=_REPLACED[name])
+    config = (tyro.conf.DisallowNone,)
+    if name.startswith(("-h", "--help", "--tyro-")):
+        kinds = [
+            Annotated[kind, tyro.conf.subcommand(each, description=_doc(kind).split("\n")[0])]
+            for each, kind in COMMANDS.items()
+        ]
+        union: Any = Union[tuple(kinds)]  # noqa: UP007 - as many as there are
+        args = [name, *arguments]
+        return tyro.cli(union, prog="thinwire", description=_OVERVIEW, args=args, config=config)
+    if name not in COMMANDS:
+        raise unknown_name(f"run thinwire {name}", name, COMMANDS, do="see thinwire --help")
     for before, argument in zip((name, *arguments), arguments, strict=False):
         if not argument or (argument.startswith("--") and argument.endswith("=")):
             raise UnknownNameError(
@@ -117,62 +133,44 @@ def _read(name: str, arguments: Sequence[str]) -> Any:
                 because="an empty text names nothing, as that of a shell variable that is not set",
                 do="pass a value, or leave it out",
             )
-    config = (tyro.conf.DisallowNone,)
-    if name in COMMANDS:
-        return tyro.cli(COMMANDS[name], prog=f"thinwire {name}", args=arguments, config=config)
-    kinds = [
-        Annotated[kind, tyro.conf.subcommand(each, description=(kind.__doc__ or "").split("\n")[0])]
-        for each, kind in COMMANDS.items()
+    kind, prog = COMMANDS[name], f"thinwire {name}"
+    if {"-h", "--help"} & {*arguments}:
+        page = _without_rare(kind)
+        return tyro.cli(page, prog=prog, args=arguments, config=config, description=_doc(kind))
+    try:
+        command = tyro.cli(kind, prog=prog, args=arguments, config=config)
+        if (file := getattr(command, "config", None)) is not None:
+            args = [*from_toml(file, kind), *arguments]
+            command = tyro.cli(kind, prog=prog, args=args, config=config)
+    except SystemExit:
+        _explain(arguments, kind)
+        raise
+    return command
+
+
+def _doc(kind: Any) -> str:
+    return inspect.getdoc(kind) or ""
+
+
+def _without_rare(kind: Any) -> Any:
+    """`kind` without what --help leaves out."""
+    hidden = [
+        (name, tyro.conf.Suppress[hint], None)
+        for name, hint in get_type_hints(kind, include_extras=True).items()
+        if RARE in getattr(hint, "__metadata__", ())
     ]
-    union: Any = Union[tuple(kinds)]  # noqa: UP007 - as many as there are
-    args = [name, *arguments]
-    return tyro.cli(union, prog="thinwire", description=_OVERVIEW, args=args, config=config)
+    return make_dataclass(kind.__name__, hidden, bases=(kind,), frozen=True, kw_only=True)
 
 
-def modern(arguments: Sequence[str]) -> list[str]:
-    """`arguments` with an address in place of the flags that version 0.2 had for it.
-
-    >>> modern("train --elastic s3://b --run-name a --worker 1 --workers 2 --seed 3".split())
-    ['join', 's3://b/a?workers=2&worker=1', '--seed', '3']
-    >>> modern("status s3://b --run-name a".split())
-    ['status', 's3://b/a']
-    """
-    name, *rest = arguments or [""]
-    taken: dict[str, str] = {}
-    kept: list[str] = []
-    typed = iter(rest)
-    for argument in typed:
-        flag, equals, value = argument.partition("=")
-        if flag in (*_OLDER, "--workers"):
-            taken[flag] = value if equals else next(typed, "")
-        else:
-            kept.append(argument)
-    place = taken.get("--elastic") or taken.get("--bucket")
-    if place is None and kept and "://" in kept[0]:
-        place = kept.pop(0)
-    is_older = bool(place) and any(flag in taken for flag in _OLDER)
-    if not is_older or name not in ("train", "join", "work", "serve", "status", "doctor"):
-        return list(arguments)
-    scheme, separator, where = str(place).partition("://")
-    run = taken.get("--run-name")
-    # The line that a hub prints has the run already.
-    if run is not None and not (scheme == "hub" and where.endswith(f"/{run}")):
-        where = f"{where.rstrip('/')}/{run}"
-    workers = taken.get("--workers")
-    if "--worker" in taken:
-        count = "" if workers is None else f"workers={workers}&"
-        where += f"?{count}worker={taken['--worker']}"
-    elif workers is not None:
-        kept += ["--workers", workers]
-    command = "join" if name in ("train", "work") else name
-    more = ["--asynchronous"] if name == "work" else []
-    found = [command, f"{scheme}{separator}{where}", *more, *kept]
-    shown = re.sub(r"(?<=hub://)[^@/]*@", "TOKEN@", shlex.join(found))
-    sys.stderr.write(f"from 0.3 on: thinwire {shown}\n")
-    return found
-
-
-def _ended(why: str, status: int) -> int:
-    with lasting_output():
-        sys.stderr.write(f"{why}\n")
-    return status
+def _explain(arguments: Sequence[str], kind: Any) -> None:
+    """Name the right place of flags that `kind` does not have."""
+    own = {flag(field.name) for field in fields(kind)}
+    for typed in {argument.partition("=")[0]: None for argument in arguments}:
+        has = [n for n, k in COMMANDS.items() if typed in {flag(f.name) for f in fields(k)}]
+        if typed in _IN_ADDRESS and typed not in own:
+            sys.stderr.write(
+                f"{typed} is a part of the address from 0.3 on: thinwire join s3://BUCKET/RUN, or "
+                "'s3://BUCKET/RUN?workers=K&worker=0' for a fixed number of workers\n"
+            )
+        elif typed not in own and has:
+            sys.stderr.write(f"{typed} is a flag of thinwire {', '.join(has)}\n")

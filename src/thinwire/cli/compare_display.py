@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -52,15 +52,12 @@ class CompareDisplay:
         self.progress.stop()
 
     def note_planned(self, runs: Sequence[tuple[PlannedRun, RunStatus]]) -> None:
-        """Count `runs`, those that are finished as well."""
-        self._note({run.folder: status.run is not None for run, status in runs})
+        """Count `runs`, finished ones as well."""
+        self.note({run.folder: status.run is not None for run, status in runs})
 
-    def note_done(self, folder: Path) -> None:
-        """Note that a run is done."""
-        self._note({folder: True})
-
-    def _note(self, is_done: dict[Path, bool]) -> None:
-        self._is_done |= is_done
+    def note(self, is_done: Mapping[Path, bool]) -> None:
+        """Count runs, by their folders."""
+        self._is_done.update(is_done)
         done, known = sum(self._is_done.values()), len(self._is_done)
         self.progress.update(self._all, completed=done, total=known)
 
@@ -91,7 +88,7 @@ class _Bar(Observer):
     def close(self) -> None:
         self._display.progress.remove_task(self._task)
         if self._last is not None and self._last["step"] >= self._run.config.steps:
-            self._display.note_done(self._run.folder)
+            self._display.note({self._run.folder: True})
             loss = self._last.get("val_loss", self._last["loss"])
             say(self._display.console, f"{self._run.title}: loss {loss:.4f}")
 

@@ -1,18 +1,22 @@
-"""Flags that several commands have, and what they change in a recipe."""
+"""Flags that several commands have, and the file that can hold them."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Mapping
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 import tyro
 
 from thinwire.address import Address
-from thinwire.errors import ConfigurationError, check
+from thinwire.errors import ConfigurationError, ThinwireError, check, unknown_name
+from thinwire.files import replace_text
 from thinwire.security.token import TOKEN_VARIABLE, Token, find_token
 
 if TYPE_CHECKING:
@@ -20,96 +24,171 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+RARE: Final = "rare"
+"""Marks a flag that --help leaves out."""
+
 arg = partial(tyro.conf.arg, help_behavior_hint="")
-"""What help shows of a flag, without a default."""
-Flat: TypeAlias = Annotated[T, tyro.conf.arg(name="")]
-"""A dataclass of flags whose names do not begin with that of its field."""
+"""Help text of a flag, without a default."""
 Switch: TypeAlias = Annotated[bool, tyro.conf.FlagCreatePairsOff, arg()]
-"""A flag that stands alone."""
+"""A flag without a value."""
 Option: TypeAlias = Annotated[T | None, arg()]
-"""A flag that may be left out."""
-Setting: TypeAlias = Annotated[T | None, arg(help_behavior_hint="(default: the recipe's)")]
-"""A flag that replaces what the recipe says."""
+"""An optional flag."""
+Rare: TypeAlias = Annotated[T | None, arg(), RARE]
+"""An optional flag that --help leaves out."""
+At: TypeAlias = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ADDRESS")]
+"""The address of a run."""
+
+
+def reads(parse: Callable[[str], Any], metavar: str) -> Any:
+    """A flag whose text `parse` reads.
+
+    Args:
+        parse: raises `ConfigurationError`.
+        metavar: the value, as help shows it.
+    """
+
+    def read(texts: list[str]) -> Any:
+        try:
+            return parse(texts[0])
+        except ConfigurationError as error:
+            # Not a ValueError, which tyro would print in a form of its own.
+            raise ThinwireError(error.cannot, because=error.because, do=error.do) from error
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar,
+        instance_from_str=read,
+        is_instance=lambda _: True,
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+# What a repetition of a run chooses anew.
+_OF_ONE_RUN: Final = ("at", "config", "out", "resume", "identity", "token_file")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFlags:
     """Settings of a recipe that flags can replace; without a flag the recipe's value stays."""
 
-    recipe: str = "laptop"
-    """laptop, paper, or FILE.py:FUNCTION of your own."""
-    steps: Setting[int] = None
+    out: Option[Path] = None
+    """Folder of the run; default runs/METHOD-N."""
+    config: Option[Path] = None
+    """TOML file of flags, such as run.toml in the folder of a run."""
+    recipe: Option[str] = None
+    """All defaults: laptop (itself the default), paper, or FILE.py:FUNCTION."""
+    steps: Option[int] = None
     """Inner steps of every worker."""
-    corpus: Setting[str] = None
-    """python-stdlib, site-packages, a hub name, a folder, or .txt, .jsonl, .parquet or .bin."""
-    tokenizer: Setting[str] = None
-    """bytes, bpe:SIZE (trained on the corpus), a hub name or a folder."""
-    model: Setting[str] = None
+    model: Option[str] = None
     """A built-in size (250k to 15b), a config.json, or a hub name."""
-    sequence_length: Setting[int] = None
+    corpus: Option[str] = None
+    """python-stdlib, site-packages, a path, or a hub name."""
+    tokenizer: Option[str] = None
+    """bytes, bpe:SIZE (trained on the corpus), a hub name or a folder."""
+    sequence_length: Option[int] = None
     """Tokens in a sequence."""
-    global_batch: Setting[int] = None
+    global_batch: Option[int] = None
     """Sequences per step over all workers."""
-    accumulate: Setting[int] = None
-    """Micro-batches per rank and step."""
-    warmup_steps: Setting[int] = None
-    """Inner steps in which the learning rate rises."""
-    clip_norm: Setting[float] = None
-    """Largest gradient norm; 0 clips nothing."""
-    device: Setting[str] = None
+    device: Option[str] = None
     """auto, cpu or cuda."""
-    outer_device: Setting[Literal["cpu"]] = None
-    """cpu keeps anchors, outer optimizer and feedback in the host's memory."""
-    precision: Setting[Literal["fp32", "bf16"]] = None
+    precision: Option[Literal["fp32", "bf16"]] = None
     """bf16 is autocast; weights stay fp32."""
-    compile: Setting[Literal["no", "yes"]] = None
-    """torch.compile the model."""
-    threads: Setting[int] = None
-    """CPU threads per rank; 0 shares the cores evenly."""
-    worker_size: Setting[int] = None
-    """Ranks of torchrun that share a worker, sharded by FSDP2."""
-    timeout_s: Setting[float] = None
-    """Seconds after which a silent worker is an error, where their number is fixed."""
-    log_steps: Setting[int] = None
-    """Steps between two records."""
-    evaluate_steps: Setting[int] = None
-    """Steps between two evaluations; 0: only at the end."""
-    checkpoint_steps: Setting[int] = None
-    """Steps between two checkpoints; 0: none."""
-    keep_checkpoints: Setting[int] = None
-    """How many checkpoints stay on disk."""
+    # The fields of `TrainConfig` and its parts that have these names.
+    accumulate: Rare[int] = None
+    warmup_steps: Rare[int] = None
+    clip_norm: Rare[float] = None
+    outer_device: Rare[Literal["cpu"]] = None
+    compile: Rare[Literal["no", "yes"]] = None
+    threads: Rare[int] = None
+    worker_size: Rare[int] = None
+    timeout_s: Rare[float] = None
+    log_steps: Rare[int] = None
+    evaluate_steps: Rare[int] = None
+    checkpoint_steps: Rare[int] = None
+    keep_checkpoints: Rare[int] = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class RateFlags:
-    """The flags of which thinwire compare takes several values, and thinwire train one."""
+class MethodFlags:
+    """A method, its rates, and who trains with it."""
 
-    workers: Setting[int] = None
-    """How many; under torchrun the number of ranks decides."""
-    sync_every: Setting[int] = None
+    method: str = "diloco"
+    """async_diloco, ddp, decoupled_momentum, demo, diloco, muloco, noloco,
+    sparse_muloco, sparseloco, streaming_diloco or streaming_muloco;
+    muloco:bits=2 sets its bits."""
+    workers: Option[int] = None
+    """K, the number of workers; under torchrun that of its ranks."""
+    sync_every: Option[int] = None
     """H: inner steps between two exchanges."""
-    inner_lr: Setting[float] = None
+    inner_lr: Option[float] = None
     """Peak learning rate of the inner optimizer."""
-    outer_lr: Setting[float] = None
+    outer_lr: Option[float] = None
     """Learning rate of the outer optimizer."""
-    outer_momentum: Setting[float] = None
+    outer_momentum: Option[float] = None
     """Momentum of the outer optimizer; 0 is plain SGD."""
+    seed: int = 0
+    """Of initial weights, data order and dropout."""
 
 
-_NONE = RateFlags()
+@dataclass(frozen=True, kw_only=True)
+class TrainFlags(RunFlags, MethodFlags):
+    """Everything that decides what a run computes."""
+
+    def train_config(self, *, is_member: bool = False) -> TrainConfig:
+        """The recipe's configuration with the flags that were given.
+
+        Args:
+            is_member: the ranks of this torchrun are one worker of several.
+
+        Raises:
+            ConfigurationError: an unknown recipe or method, or values that do not fit.
+        """
+        from thinwire.experiments.experiment import Rates
+        from thinwire.experiments.grid import ask, with_changes, with_rates
+        from thinwire.train import recipes
+
+        config = ask(recipes.find(self.recipe or "laptop"), self.method)
+        rates = Rates(
+            inner_lr=self.inner_lr, outer_lr=self.outer_lr, outer_momentum=self.outer_momentum
+        )
+        changes = changes_of(self) | {
+            "seed": self.seed,
+            "method": with_rates(config.method, sync_every=self.sync_every, rates=rates),
+        }
+        if self.workers is not None:
+            changes["workers"] = self.workers
+        return with_changes(config, changes, is_member=is_member)
+
+    def arrivals_config(self) -> TrainConfig:
+        """`train_config` with a method for workers that do not wait for each other."""
+        from thinwire.train import asynchronous, launch
+
+        config = launch.resolve(self.train_config())
+        return replace(config, method=asynchronous.without_rounds(config.method, config.workers))
+
+    def settings(self, config: TrainConfig) -> dict[str, Any]:
+        """All settings of the run `config`, by the names of their flags."""
+        settings = {name: attrgetter(path)(config) for name, path in _paths().items()}
+        settings["compile"] = "yes" if config.machine.compile else "no"
+        # Not "cuda:1" of this host. But threads, which decide the order of sums, are kept.
+        settings["device"] = self.device
+        found = given_in(self) | settings | {"workers": config.workers}
+        return {field.name: found.get(field.name) for field in fields(self)}
 
 
 @cache
 def _paths() -> Mapping[str, str]:
-    """Where in a configuration a flag's value goes."""
+    """Fields of a configuration, by the names of the flags that set them."""
     from thinwire.train.config import Intervals, Runtime, WarmupCosine
     from thinwire.train.data import Data
 
     parts = {"data": Data, "schedule": WarmupCosine, "machine": Runtime, "periods": Intervals}
     # A flag has the name of the field that it sets; what is in no part is a field of TrainConfig.
-    return {"model": "model.size"} | {
+    paths = {"model": "model.size"} | {
         field.name: f"{part}.{field.name}" for part, kind in parts.items() for field in fields(kind)
     }
+    names = [field.name for field in fields(RunFlags)]
+    return {n: paths.get(n, n) for n in names if n not in ("out", "config", "recipe")}
 
 
 def changes_of(flags: RunFlags) -> dict[str, Any]:
@@ -118,50 +197,93 @@ def changes_of(flags: RunFlags) -> dict[str, Any]:
     >>> changes_of(RunFlags(steps=3, compile="yes"))
     {'steps': 3, 'machine.compile': True}
     """
-    given = given_in(flags)
-    del given["recipe"]
-    if "compile" in given:
-        given["compile"] = given["compile"] == "yes"
-    return {_paths().get(name, name): value for name, value in given.items()}
-
-
-def apply_flags(flags: RunFlags, method: str, seed: int, rates: RateFlags = _NONE) -> TrainConfig:
-    """The recipe's configuration for `method` with the flags that were given.
-
-    Raises:
-        ConfigurationError: an unknown recipe or method, or values that do not fit.
-    """
-    from thinwire.experiments.experiment import Rates
-    from thinwire.experiments.grid import ask, with_changes, with_rates
-    from thinwire.train import recipes
-
-    config = ask(recipes.find(flags.recipe), method)
-    given = given_in(rates)
-    changes = changes_of(flags) | {"seed": seed}
-    if "workers" in given:
-        changes["workers"] = given.pop("workers")
-    sync_every = given.pop("sync_every", None)
-    changes["method"] = with_rates(config.method, sync_every=sync_every, rates=Rates(**given))
-    return with_changes(config, changes)
+    given = {p: v for n, p in _paths().items() if (v := getattr(flags, n)) is not None}
+    if flags.compile:
+        given["machine.compile"] = flags.compile == "yes"
+    return given
 
 
 def given_in(flags: Any) -> dict[str, Any]:
-    """The flags of a dataclass that were given: name to value.
+    """The flags of a dataclass that differ from its defaults: name to value.
 
-    >>> given_in(RateFlags(workers=2))
-    {'workers': 2}
+    >>> given_in(RunFlags(steps=2))
+    {'steps': 2}
     """
-    return {f.name: v for f in fields(flags) if (v := getattr(flags, f.name)) is not None}
+    return {f.name: v for f in fields(flags) if (v := getattr(flags, f.name)) != f.default}
 
 
-def default_out(name: str) -> Path:
-    """The first folder `runs/NAME-N` that does not exist."""
+def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Write run.toml, with which --config repeats the run, into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_text(folder / "run.toml", to_toml(settings))
+
+
+def to_toml(settings: Mapping[str, Any]) -> str:
+    """A file for --config, without what is of one run alone, such as its folder.
+
+    >>> to_toml({"method": "ddp", "steps": 3, "out": Path("runs/a"), "device": None})
+    'method = "ddp"\\nsteps = 3\\n'
+    """
+    # Text, numbers and lists of them are written alike in TOML and JSON.
+    return "".join(
+        f"{name} = {json.dumps(value, ensure_ascii=False)}\n"
+        for name, value in settings.items()
+        if value is not None and name not in _OF_ONE_RUN
+    )
+
+
+def from_toml(file: Path, kind: Any) -> Iterator[str]:
+    """The settings of a file as command-line arguments.
+
+    Args:
+        file: TOML, with the flags of the command as keys.
+        kind: dataclass of the command.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or has a key that is no flag.
+    """
+    try:
+        settings = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"read {file}", because=str(error), do="pass a TOML file, such as run.toml of a run"
+        ) from error
+    defaults = {f.name: f.default for f in fields(kind) if f.name not in ("at", "config")}
+    for key, value in settings.items():
+        name = key.replace("-", "_")
+        if name not in defaults:
+            raise unknown_name(
+                f"use {key!r} in {file}",
+                name,
+                defaults,
+                because="its keys are flags of the command, and this is none",
+                do="see the run.toml of any run, which has all of them",
+            )
+        check(
+            value != "",
+            f"use {key!r} in {file}",
+            because="an empty text names nothing",
+            do="write a value, or leave it out",
+        )
+        if isinstance(defaults[name], tuple) and isinstance(value, list):
+            yield from (flag(name), *map(str, value))
+        elif isinstance(value, list):
+            yield f"{flag(name)}={','.join(map(str, value))}"
+        elif isinstance(defaults[name], bool) and isinstance(value, bool):
+            if value:
+                yield flag(name)
+        else:
+            yield f"{flag(name)}={value}"
+
+
+def default_out(name: str, *, resume: bool = False) -> Path:
+    """The first folder `runs/NAME-N` that does not exist; to resume, the last one that does."""
     from thinwire.experiments.grid import folder_name
 
     number = 1
     while (path := Path("runs") / f"{folder_name(name)}-{number}").exists():
         number += 1
-    return path
+    return path.with_name(f"{folder_name(name)}-{max(1, number - 1)}") if resume else path
 
 
 def flag(name: str) -> str:
@@ -173,22 +295,8 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def read_flag(name: str, parse: Callable[[str], T], text: str) -> T:
-    """`text`, parsed.
-
-    Raises:
-        ConfigurationError: it cannot be read, with the flag `name` in the message.
-    """
-    try:
-        return parse(text)
-    except ConfigurationError as error:
-        raise ConfigurationError(
-            f"read {flag(name)} {text!r}", because=error.because, do=error.do
-        ) from error
-
-
 def read_address(text: str) -> Address:
-    """The address of a run in an object store; a token in it is from now on that of the process.
+    """The address of a run in an object store; its token becomes that of the process.
 
     Raises:
         ConfigurationError: `text` cannot be read, is no address in a store, or has another token
@@ -198,7 +306,7 @@ def read_address(text: str) -> Address:
     check(
         bool(address.run),
         f"find a run at {address}",
-        because="no store is there, in which workers would leave anything",
+        because="tcp:// has no store, in which workers leave their state",
         do="pass s3://BUCKET/RUN, hub://TOKEN@HOST:PORT/RUN or file:///FOLDER/RUN",
     )
     if address.secret:

@@ -1,17 +1,14 @@
-"""The flags of `thinwire plan` that say what is planned for."""
+"""The flags of `thinwire plan` that describe what to plan for."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
-import tyro
-
-from thinwire.cli.flags import Option, Switch, arg, flag, given_in, read_flag
-from thinwire.errors import ConfigurationError
+from thinwire.cli.flags import RARE, Option, Switch, arg, flag, given_in, reads
+from thinwire.errors import check
 from thinwire.plan.compute import peak_flops_per_s
 from thinwire.plan.units import (
     parse_count,
@@ -25,126 +22,135 @@ from thinwire.plan.units import (
 if TYPE_CHECKING:
     from thinwire.plan.calibration import Calibration
     from thinwire.plan.job import Job, Prices
+    from thinwire.plan.shape import Shape
 
 _MFU: Final = 0.4
 
-# The function in it reads the text of a flag; tyro would print its errors in another form.
-_Count: TypeAlias = Annotated[str | None, parse_count, arg(metavar="COUNT")]
-_Duration: TypeAlias = Annotated[str | None, parse_duration, arg(metavar="DURATION")]
-_Rate: TypeAlias = Annotated[str | None, parse_rate, arg(metavar="RATE")]
-_Price: TypeAlias = Annotated[str | None, parse_price, arg(metavar="PRICE")]
+
+Count: TypeAlias = Annotated[int | None, reads(parse_count, "COUNT"), arg()]
+Duration: TypeAlias = Annotated[float | None, reads(parse_duration, "DURATION"), arg()]
+_Rate: TypeAlias = Annotated[float | None, reads(parse_rate, "RATE"), arg()]
+_Price: TypeAlias = Annotated[tuple[float, str | None] | None, reads(parse_price, "PRICE"), arg()]
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobFlags:
-    """A model, how fast its workers compute, and what joins them."""
+class ModelFlags:
+    """The size of a model."""
 
-    parameters: _Count = None
-    """N, such as 350M or 10B; with --layers, in place of --model."""
-    layers: _Count = None
-    """L: layers of the stack."""
     model: Option[str] = None
     """A built-in size (250k to 15b), a config.json or its folder, or a hub name in the cache."""
-    workers: _Count = None
-    """How many."""
-    step_time: _Duration = None
+    parameters: Count = None
+    """N, such as 350M or 10B; with --layers, in place of --model."""
+    layers: Count = None
+    """L: layers of the stack."""
+
+    def shape(self) -> Shape | None:
+        """The model's shape; None without flags."""
+        from thinwire.plan.models import resolve
+        from thinwire.plan.shape import Shape
+
+        if self.model is not None:
+            return resolve(self.model)
+        if self.parameters and self.layers:
+            return Shape.of_size(self.parameters, self.layers)
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFlags(ModelFlags):
+    """A model, how fast its workers compute, and what joins them."""
+
+    workers: Count = None
+    """K, the number of workers."""
+    sync_every: Count = None
+    """H: inner steps between two exchanges; default each method's own."""
+    step_time: Duration = None
     """Of an inner step, such as 0.8s."""
-    encode_time: _Duration = None
-    """Of a parameter, such as 7ns, before it is sent: benchmarks/bench.py codecs measures it."""
-    decode_time: _Duration = None
-    """Of a parameter in one worker's payload."""
-    accelerator: Annotated[Option[str], peak_flops_per_s] = None
-    """H100, MI300X, ...: works out the step's time, with --tokens-per-step."""
-    mfu: Annotated[Option[str], parse_share] = None
+    accelerator: Annotated[float | None, reads(peak_flops_per_s, "NAME"), arg()] = None
+    """H100, MI300X, ...: works out the step's time from --tokens-per-step."""
+    mfu: Annotated[float | None, reads(parse_share, "SHARE"), arg()] = None
     """Share of the accelerator's peak that training reaches; default 40%."""
-    accelerators_per_worker: _Count = None
-    """How many share a worker's step; default 1."""
-    tokens_per_step: _Count = None
+    accelerators_per_worker: Annotated[Count, RARE] = None
+    """Accelerators that share a worker's step; default 1."""
+    tokens_per_step: Count = None
     """Of one worker in an inner step, such as 64k."""
-    tokens: _Count = None
+    tokens: Count = None
     """Of the whole run, such as 300B: plans its wall-clock."""
     bandwidth: _Rate = None
     """Of every worker, up and down, such as 10Gbit/s."""
     up: _Rate = None
-    """What a worker sends at; with --down in place of --bandwidth."""
+    """Of what a worker sends, where it differs from --bandwidth."""
     down: _Rate = None
-    """What a worker receives at."""
-    latency: Annotated[str, parse_latency, tyro.conf.arg(metavar="DURATION")] = "0"
-    """One way, such as 50ms."""
+    """Of what a worker receives, where it differs from --bandwidth."""
+    latency: Annotated[float, reads(parse_latency, "DURATION"), arg()] = 0.0
+    """One way, such as 50ms; default 0."""
     topology: Option[Literal["ring", "star"]] = None
-    """How messages travel: ring over gloo, star by an object store; default ring."""
+    """ring over gloo, star by an object store; default star with --egress-price, else ring."""
+    elastic: Switch = False
+    """Count requests with which elastic workers meet in the store."""
+    sealed: Switch = False
+    """Count 28 bytes a message for sealing."""
+    encode_time: Annotated[Duration, RARE] = None
+    """Of a parameter, such as 7ns, before it is sent: benchmarks/bench.py codecs measures it."""
+    decode_time: Annotated[Duration, RARE] = None
+    """Of a parameter in one worker's payload."""
     worker_price: _Price = None
     """Of a worker with all its accelerators for an hour, such as 2.50USD."""
     traffic_price: _Price = None
     """Of a GB that a worker sends over its link, such as 0.05USD."""
     egress_price: _Price = None
-    """Of a GB that is read from the store over which workers exchange, such as 0.09USD."""
-    put_price: _Price = None
+    """Of a GB read from the store, such as 0.09USD."""
+    put_price: Annotated[_Price, RARE] = None
     """Of a million objects written there; default that of S3."""
-    get_price: _Price = None
+    get_price: Annotated[_Price, RARE] = None
     """Of a million objects read there; default that of S3."""
-    elastic: Switch = False
-    """Count what workers that come and go ask the store for besides."""
-    sealed: Switch = False
-    """Count what sealing adds to every message: 28 bytes."""
-    sync_every: _Count = None
-    """H: inner steps between two exchanges; default each method's own."""
     run: Annotated[Path | None, arg(name="from")] = None
     """Folder of a finished run: the same model, workers, step and method over another link."""
 
     def given(self) -> set[str]:
         """Names of the flags that were given."""
-        names = {name for name, value in given_in(self).items() if value is not False}
-        return {"from" if name == "run" else name for name in names}
-
-    def sharing(self) -> int:
-        """Accelerators that share a worker."""
-        return self._values().get("accelerators_per_worker", 1)
+        return {"from" if name == "run" else name for name in given_in(self)}
 
     def calibration(self) -> Calibration | None:
         """The job of the run in --from; None without it.
 
         Raises:
-            ConfigurationError: its folder says too little; see `calibrate`.
+            ConfigurationError: its folder does not say enough; see `calibrate`.
         """
         if self.run is None:
             return None
         from thinwire.plan.calibration import calibrate
 
-        return calibrate(self.run, step_s=self._values().get("step_time"))
+        return calibrate(self.run, step_s=self.step_time)
 
     def job(self, calibration: Calibration | None) -> Job:
         """The job that the flags describe, once `check_flags` has passed them.
 
         Raises:
-            ConfigurationError: a text that cannot be read, or a model that cannot be resolved.
+            ConfigurationError: values that do not fit, or a model that cannot be resolved.
         """
-        if self.egress_price is not None and self.topology not in (None, "star"):
-            raise ConfigurationError(
-                f"plan with --egress-price and --topology {self.topology}",
-                because="it is the price of what is read from an object store, which is a star",
-                do="leave one of them out",
-            )
+        check(
+            self.egress_price is None or self.topology != "ring",
+            "plan with --egress-price and --topology ring",
+            because="it is the price of reading from an object store, which is a star",
+            do="leave one of them out",
+        )
         from thinwire.plan.compute import Coding, Compute
         from thinwire.plan.job import Job
         from thinwire.plan.link import TOPOLOGIES, Link, OverTcp
-        from thinwire.plan.models import resolve
-        from thinwire.plan.shape import Shape
         from thinwire.security.sealing import SEAL_NBYTES
 
-        values = self._values()
+        given = given_in(self)
+        rates: list[Any] = [self.up or self.bandwidth, self.down or self.bandwidth]
         asked = ("workers", "sync_every", "tokens_per_step", "tokens")
-        about: dict[str, Any] = {name: values[name] for name in asked if name in values}
-        about["link"] = Link(
-            up_bits_per_s=values.get("up") or values["bandwidth"],
-            down_bits_per_s=values.get("down") or values["bandwidth"],
-            latency_s=values["latency"],
-        )
-        about["prices"] = _prices(values)
-        if calibration is None or {"encode_time", "decode_time"} & set(values):
-            about["coding"] = Coding(
-                encode_s_per_parameter=values.get("encode_time", 0.0),
-                decode_s_per_parameter=values.get("decode_time", 0.0),
+        job: dict[str, Any] = {name: given[name] for name in asked if name in given} | {
+            "link": Link(up_bits_per_s=rates[0], down_bits_per_s=rates[1], latency_s=self.latency),
+            "prices": _prices(given),
+        }
+        if calibration is None or self.encode_time or self.decode_time:
+            job["coding"] = Coding(
+                encode_s_per_parameter=self.encode_time or 0.0,
+                decode_s_per_parameter=self.decode_time or 0.0,
             )
         if calibration is not None:
             of_run: dict[str, Any] = {
@@ -157,35 +163,23 @@ class JobFlags:
                 "tokens": calibration.steps * calibration.tokens_per_step,
                 "added_nbytes": calibration.added_nbytes,
             }
-            return Job(**(of_run | about))
+            return Job(**(of_run | job))
         # A model may take seconds to resolve: last, when all else is known to be right.
-        if self.model is None:
-            shape = Shape.of_size(values["parameters"], values["layers"])
+        shape: Any = self.shape()
+        if self.step_time is not None:
+            compute = Compute(step_s=self.step_time)
         else:
-            shape = resolve(self.model)
-        if "step_time" in values:
-            compute = Compute(step_s=values["step_time"])
-        else:
-            flops_per_s = values["accelerator"] * values.get("accelerators_per_worker", 1)
-            tokens, mfu = values["tokens_per_step"], values.get("mfu", _MFU)
+            flops_per_s = (self.accelerator or 0.0) * (self.accelerators_per_worker or 1)
+            tokens, mfu = self.tokens_per_step or 0, self.mfu or _MFU
             compute = Compute.of_flops(shape.parameters, tokens, flops_per_s, mfu)
         return Job(
-            **about,
+            **job,
             shape=shape,
             compute=compute,
             topology=TOPOLOGIES[self.topology or ("star" if self.egress_price else "ring")],
             elastic=self.elastic,
             added_nbytes=SEAL_NBYTES if self.sealed else 0,
         )
-
-    def _values(self) -> dict[str, Any]:
-        """What the given flags say, those that are read from text."""
-        return {
-            name: read_flag(name, parse, text)
-            for name, hint in get_type_hints(type(self), include_extras=True).items()
-            for parse in filter(inspect.isfunction, getattr(hint, "__metadata__", ()))
-            if (text := getattr(self, name)) is not None
-        }
 
 
 _PRICES: Final = {
@@ -197,59 +191,52 @@ _PRICES: Final = {
 }
 
 
-def _prices(values: Mapping[str, Any]) -> Prices | None:
+def _prices(flags: Mapping[str, Any]) -> Prices | None:
     """All prices, which are in one currency."""
     from thinwire.plan.job import Prices
 
-    given = {field: values[name][0] for name, field in _PRICES.items() if name in values}
-    codes = {name: values[name][1] for name in _PRICES if name in values and values[name][1]}
-    if len(set(codes.values())) > 1:
-        said = ", ".join(f"{flag(name)} in {code}" for name, code in codes.items())
-        raise ConfigurationError(
-            f"add up {said}",
-            because="they are in different currencies",
-            do="give all prices in one of them",
-        )
-    currency = next(iter(codes.values()), "USD")
-    flags = " and ".join(flag(name) for name in ("put_price", "get_price") if name not in values)
-    if flags and "egress_price" in values and currency != "USD":
-        raise ConfigurationError(
-            f"plan with prices in {currency} and without {flags}",
-            because="what holds without it is in USD",
-            do=f"pass {flags} in {currency}, too",
-        )
-    return Prices(currency=currency, **given) if given else None
+    s3 = Prices()
+    of_s3 = {"put_price": (s3.put_per_million, "USD"), "get_price": (s3.get_per_million, "USD")}
+    given = of_s3 if "egress_price" in flags else {}
+    given = given | {name: flags[name] for name in _PRICES if name in flags}
+    codes = {name: code for name, (_, code) in given.items() if code}
+    check(
+        len({*codes.values()}) <= 1,
+        f"add up {', '.join(f'{flag(name)} in {code}' for name, code in codes.items())}",
+        because="they are in different currencies",
+        do="give all of these prices in one of them",
+    )
+    amounts: dict[str, Any] = {_PRICES[name]: amount for name, (amount, _) in given.items()}
+    return Prices(currency=next(iter(codes.values()), "USD"), **amounts) if given else None
 
 
 # -- which flags need each other, and which exclude each other -------------------------------------
 
-_EITHER_OR: Final = {
-    "model": ("parameters layers", "the model itself says how many"),
-    "step_time": ("accelerator mfu accelerators_per_worker", "a measured step needs no estimate"),
-    "bandwidth": ("up down", "it is the rate of both ways"),
+_EXCLUDED: Final = {
+    "model": ("parameters layers", "the model itself has a size"),
+    "step_time": ("accelerator mfu", "a measured step needs no estimate"),
     "from": (
         "model parameters layers accelerator tokens_per_step topology sealed egress_price",
-        "the run says it",
+        "the run has its own",
     ),
 }
-_ONE_OF: Final = {
-    "parameters model from": ("the plan needs a model", "--parameters 10B --layers 48"),
-    "workers from": ("bytes and seconds depend on how many workers exchange", "--workers 2"),
-    "step_time accelerator from": ("the plan needs the time of a step", "--step-time 0.8s"),
-    "bandwidth up down": ("the plan needs the rate of the link", "--bandwidth 10Gbit/s"),
-}
-_NEEDS: Final = {
-    "parameters": ("layers", "fragments are made of layers", "48"),
-    "up": ("down", "workers receive what others send", "100Mbit/s"),
-    "down": ("up", "workers send what others receive", "100Mbit/s"),
-    "mfu": ("accelerator", "it is a share of a peak", "H100"),
-    "accelerators_per_worker": ("accelerator", "it says how many of which accelerator", "H100"),
-    "accelerator": ("tokens_per_step", "how long a step takes depends on its tokens", "64k"),
-    "tokens": ("tokens_per_step", "the number of steps depends on the tokens in each", "64k"),
-    "put_price": ("egress_price", "a store charges for bytes, too", "0.09USD"),
-    "get_price": ("egress_price", "a store charges for bytes, too", "0.09USD"),
-    "elastic": ("egress_price", "only an object store is asked for it", "0.09USD"),
-}
+_NEEDED: Final = (
+    ("", "parameters model from", "the plan needs a model", "--parameters 10B --layers 48"),
+    ("", "workers from", "bytes and seconds depend on the number of workers", "--workers 2"),
+    ("", "step_time accelerator from", "the plan needs the time of a step", "--step-time 0.8s"),
+    ("", "bandwidth up", "the plan needs the rate of the link", "--bandwidth 10Gbit/s"),
+    ("up", "down bandwidth", "workers receive what others send", "--down 100Mbit/s"),
+    ("down", "up bandwidth", "workers send what others receive", "--up 100Mbit/s"),
+    ("parameters", "layers", "fragments are made of layers", "--layers 48"),
+    ("layers", "parameters model", "layers alone have no size", "--parameters 10B"),
+    ("mfu", "accelerator", "it is a share of a peak", "--accelerator H100"),
+    ("accelerator", "tokens_per_step", "a step's time depends on them", "--tokens-per-step 64k"),
+    ("tokens", "tokens_per_step from", "they make the number of steps", "--tokens-per-step 64k"),
+    ("put_price", "egress_price", "a store charges for bytes, too", "--egress-price 0.09USD"),
+    ("get_price", "egress_price", "a store charges for bytes, too", "--egress-price 0.09USD"),
+    ("elastic", "egress_price", "it has an effect on prices alone", "--egress-price 0.09USD"),
+)
+"""With a flag (always where it is ""), one of others is needed: why, and an example."""
 
 
 def check_flags(given: Collection[str]) -> None:
@@ -261,25 +248,20 @@ def check_flags(given: Collection[str]) -> None:
     Raises:
         ConfigurationError: for the first such pair or gap.
     """
-    for one, (others, because) in _EITHER_OR.items():
-        for other in others.split():
-            if one in given and other in given:
-                raise ConfigurationError(
-                    f"plan with both {flag(one)} and {flag(other)}",
-                    because=because,
-                    do="leave one of them out",
-                )
-    for wanted, (because, example) in _ONE_OF.items():
-        if not set(wanted.split()) & set(given):
-            names = " or ".join(map(flag, wanted.split()))
-            raise ConfigurationError(
-                f"plan without {names}", because=because, do=f"pass {example}, or the like"
-            )
-    for name, (needed, because, example) in _NEEDS.items():
-        from_run = name == "tokens" and "from" in given
-        if name in given and needed not in given and not from_run:
-            raise ConfigurationError(
-                f"plan with {flag(name)} and without {flag(needed)}",
-                because=because,
-                do=f"pass {flag(needed)} {example}",
-            )
+    for one, (others, because) in _EXCLUDED.items():
+        both = [other for other in others.split() if one in given and other in given]
+        check(
+            not both,
+            f"plan with both {flag(one)} and {', '.join(map(flag, both))}",
+            because=because,
+            do="leave one of them out",
+        )
+    for name, others, because, example in _NEEDED:
+        needed = others.split()
+        check(
+            bool(name and name not in given) or any(other in given for other in needed),
+            f"plan {f'with {flag(name)} and ' if name else ''}without "
+            f"{' or '.join(map(flag, needed))}",
+            because=because,
+            do=f"pass {example}, or the like",
+        )

@@ -5,17 +5,70 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
+
+from thinwire.plan.units import nbytes_text
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 
 def say(console: Console, text: str) -> None:
     """Print `text` as it is: names that users choose may look like rich's markup."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def closing_line(summary: Mapping[str, Any], out: Path) -> str:
+    """The result of a run, from its summary.
+
+    Args:
+        summary: as in summary.json.
+        out: folder of the run.
+    """
+    one = "this worker of" if "events" in summary else "each of"
+    return (
+        f"{summary['method']}: validation loss {summary['val_loss']:.4f} after "
+        f"{summary['tokens']:,} tokens in {summary['wall_s']:.1f} s; {one} "
+        f"{summary['workers']} workers sent {nbytes_text(summary['sent_bytes_per_worker'])}; "
+        f"outer_digest {summary['outer_digest'][:12]}; {out}"
+    )
+
+
+def table(
+    title: str,
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    named: int = 0,
+    caption: str | None = None,
+) -> Table:
+    """A table of numbers.
+
+    Args:
+        title: above it.
+        head: of each column.
+        rows: a text for each column.
+        named: column of text, which is never folded.
+        caption: below it.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
+    from rich.table import Table
+
+    # No borders: a method's text and seven numbers have to fit into 80 columns.
+    found = Table(
+        box=SIMPLE_HEAD, padding=0, title=title, caption=caption, min_width=min(80, len(title))
+    )
+    for column, heading in enumerate(head):
+        is_name = column == named
+        found.add_column(heading, justify="left" if is_name else "right", no_wrap=is_name)
+    for row in rows:
+        found.add_row(*map(escape, row))
+    return found
 
 
 @contextmanager

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
-from thinwire.cli.advice import plain_table, show_advice
-from thinwire.cli.flags import Flat, Option, Switch, read_flag
+from thinwire.cli.advice import show_advice
+from thinwire.cli.flags import Option, Switch, arg, reads
 from thinwire.cli.job_flags import JobFlags, check_flags
-from thinwire.cli.output import say
+from thinwire.cli.output import say, table
 from thinwire.plan.units import (
     count_text,
     duration_text,
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanCommand:
-    """What a link allows, before you rent it: bytes, seconds and utilisation of every method.
+class PlanCommand(JobFlags):
+    """Compute bytes, seconds and utilisation of every method on a link, before you rent it.
 
-    Nothing is run and no network is used.
+    Nothing runs, and no network is used.
 
     $ thinwire plan --parameters 10B --layers 48 --workers 2 --step-time 0.8s \\
         --bandwidth 10Gbit/s --latency 50ms
@@ -45,44 +45,47 @@ class PlanCommand:
 
     methods: Option[str] = None
     """Comma-separated, such as ddp,muloco:bits=2; default all, or the run's with --from."""
-    target: str = "90%"
-    """Utilisation from which on a link carries a method."""
+    target: Annotated[float, reads(parse_share, "SHARE"), arg()] = 0.9
+    """Utilisation at which a link carries a method; default 90%."""
     json: Switch = False
-    """Print everything as JSON, with the units in its names."""
-    flags: Flat[JobFlags] = field(default_factory=JobFlags)
+    """Print everything as JSON, with units in its names."""
 
     def main(self, console: Console) -> None:
         """Run the command."""
-        check_flags(self.flags.given())
-        target = read_flag("target", parse_share, self.target)
+        check_flags(self.given())
         from thinwire.plan.advice import advise
         from thinwire.plan.forecast import Forecast, RefusedMethod, forecasts
         from thinwire.plan.to_json import plan_record
 
-        calibration = self.flags.calibration()
+        calibration = self.calibration()
         methods = self._methods(calibration)
-        job = self.flags.job(calibration)
-        rows = forecasts(methods, job, target=target)
+        job = self.job(calibration)
+        rows = forecasts(methods, job, target=self.target)
         found = [row for row in rows if isinstance(row, Forecast)]
         fitting = [row.method for row in found if row.fits]
         # Not where methods were asked for, of which one reaches the target.
-        advice = None if self.methods and fitting else advise(job, target=target)
+        advice = None if self.methods and fitting else advise(job, target=self.target)
         if self.json:
-            record = plan_record(job, rows, target=target, calibration=calibration, advice=advice)
+            record = plan_record(
+                job, rows, target=self.target, calibration=calibration, advice=advice
+            )
             say(console, json.dumps(record, indent=2))
             return
-        for line in (*_run_text(calibration), f"{job_text(job)}; {link_text(job)}\n"):
-            say(console, line)
-        for table in _tables(job, found):
-            console.print(plain_table(*table))
+        if calibration is not None:
+            measured, name = calibration.measured, calibration.method.name
+            seconds, busy = duration_text(measured.training_s), share_text(measured.utilisation)
+            say(console, f"the run: {calibration.steps} steps of {name} in {seconds}, {busy} busy")
+        say(console, f"{job_text(job)}; {link_text(job)}\n")
+        for each in _tables(job, found):
+            console.print(table(*each))
         said = [f"{row.method}: {row.error}" for row in rows if isinstance(row, RefusedMethod)]
         # Among all presets at their own settings are some that are there to be reproduced.
         if self.methods is not None or advice is None:
-            said.append(verdict(fitting, len(rows), target))
+            said.append(verdict(fitting, len(rows), self.target))
         say(console, "\n".join(said))
         if advice is not None:
-            model, accelerators = self.flags.model, self.flags.sharing()
-            show_advice(console, advice, job, model=model, accelerators=accelerators)
+            accelerators = self.accelerators_per_worker or 1
+            show_advice(console, advice, job, model=self.model, accelerators=accelerators)
 
     def _methods(self, calibration: Calibration | None) -> list[Method]:
         from thinwire import presets
@@ -92,15 +95,6 @@ class PlanCommand:
         if calibration is not None:
             return [calibration.method]
         return [presets.by_name(name)() for name in presets.names()]
-
-
-def _run_text(calibration: Calibration | None) -> Iterator[str]:
-    """The run that the job was taken from."""
-    if calibration is not None:
-        measured = calibration.measured
-        seconds, busy = duration_text(measured.training_s), share_text(measured.utilisation)
-        ran = f"{calibration.steps} steps of {calibration.method.name} in {seconds}"
-        yield f"the run: {ran}, {busy} busy"
 
 
 def job_text(job: Job) -> str:
@@ -132,26 +126,17 @@ def _tables(job: Job, rows: Sequence[Forecast]) -> Iterator[Table]:
     from thinwire.plan.forecast import UTILISATIONS
 
     title = "bytes that each worker sends, and how busy it is"
-    head: tuple[str, ...] = (
-        "method",
-        "H",
-        "a round",
-        "a day",
-        "peak bit/s",
-        "busy",
-        "limit",
-        "fits",
-    )
+    head = ("method", "H", "a round", "a day", "peak bit/s", "busy", "limit", "fits")
     yield title, head, [_outcome(row) for row in rows]
     if job.tokens_per_step is not None:
         head = ("method", "tokens a day", "wall-clock", "sent", "received")
-        head = head[:2] if job.tokens is None else head
-        yield "the run: tokens of all workers, bytes of each", head, [_run(row) for row in rows]
+        title = "the run: tokens of all workers, bytes of each"
+        yield title, head[:2] if job.tokens is None else head, [_run(row) for row in rows]
     if job.prices is not None and job.prices.egress_per_gb is not None:
         title = "what all workers ask the store for, and the price"
         head = ("method", "puts a round", "gets a round", "read a round", "a round", "a day")
-        head = head if job.tokens is None else (*head, "the run")
-        yield title, head, [_cost(row, job.workers) for row in rows]
+        last = () if job.tokens is None else ("the run",)
+        yield title, (*head, *last), [_cost(row, job.workers) for row in rows]
     shares = [f"{100 * share:.0f} %" for share in UTILISATIONS]
     needed = [(row.method, *map(_bits, row.required_bits_per_s.values())) for row in rows]
     yield "bandwidth in bit/s for a utilisation of", ("method", *shares), needed

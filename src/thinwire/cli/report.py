@@ -30,9 +30,9 @@ _PERIOD_S = 3.0
 class ReportCommand:
     """Turn run folders into one HTML file that opens without a network.
 
-    - with --watch a browser that has the page open loads it again whenever a run has come further
-    - that ends with the last run, Ctrl-C, or half a minute after a comparison's process is gone
-    - a run of thinwire train that was killed may go on, so it is waited for
+    - with --watch an open page loads again with each record, until all runs have ended, until
+      Ctrl-C, or until half a minute after the process of a comparison is gone
+    - a killed run of thinwire train may resume, so --watch waits for it
 
     $ thinwire report runs/mine --out mine.html
     $ thinwire report runs/mine --out mine.html --watch
@@ -43,11 +43,11 @@ class ReportCommand:
         tyro.conf.Positional,
         tyro.conf.arg(metavar="FOLDER...", help_behavior_hint="(required)"),
     ]
-    """Of runs, or of folders that hold some, such as those of thinwire compare."""
+    """Folders of runs, or folders that contain some, such as those of thinwire compare."""
     out: Path = Path("report.html")
-    """The page; a file that exists is replaced."""
+    """The page; an existing file is replaced."""
     watch: Switch = False
-    """Write the page again as its runs go on, until all have ended or until Ctrl-C."""
+    """Write the page again while its runs continue."""
 
     def main(self, console: Console) -> None:
         """Run the command."""
@@ -60,14 +60,11 @@ class ReportCommand:
         if self.watch:
             with suppress(KeyboardInterrupt):
                 self._follow(console)
-            # Without the script that loads it again: nothing writes it after this.
-        self._conclude(console)
-
-    def _conclude(self, console: Console) -> None:
+        # Without the script that loads it again: nothing writes it after this.
         data = self._write({}, refresh_s=None)
-        runs = sum(len(variant.runs) for variant in data.variants)
         for folder, status in data.left_out.items():
             say(console, f"left out {folder}: {status}")
+        runs = sum(len(variant.runs) for variant in data.variants)
         say(console, f"wrote {self.out}: {len(data.variants)} methods, {runs} runs")
 
     def _follow(self, console: Console) -> None:

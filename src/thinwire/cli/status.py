@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from thinwire.cli.flags import Option, Switch, optional_token, read_address
+from thinwire.cli.flags import At, Option, Switch, optional_token, read_address
 from thinwire.cli.output import say
 from thinwire.errors import ExchangeError
 
@@ -25,22 +25,22 @@ _INTERVAL_S = 5.0  # a store charges for requests
 
 @dataclass(frozen=True, kw_only=True)
 class StatusCommand:
-    """Show who takes part in an elastic or asynchronous run, how far each is and who waits.
+    """Show the workers of an elastic or asynchronous run, and their progress.
 
     $ thinwire status s3://my-bucket/first --watch
     $ thinwire status s3://my-bucket/first --metrics 29420
     """
 
-    at: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ADDRESS")]
-    """Of the run, as thinwire join has it."""
+    at: At
+    """s3://BUCKET/RUN, hub://TOKEN@HOST:PORT/RUN or file:///FOLDER/RUN."""
     watch: Switch = False
-    """Show it again every 5 s, until Ctrl-C."""
+    """Repeat every 5 s, until Ctrl-C."""
     json: Switch = False
-    """Print what is known as JSON, once."""
+    """Print JSON."""
     metrics: Annotated[Option[str], tyro.conf.arg(metavar="[HOST:]PORT")] = None
-    """Serve it to Prometheus at this port, of 127.0.0.1 without a host, until Ctrl-C."""
+    """Serve Prometheus at this port, of 127.0.0.1 without a host, until Ctrl-C."""
     token_file: Option[Path] = None
-    """Holds the run's token; default THINWIRE_TOKEN."""
+    """File with the run's token; default THINWIRE_TOKEN."""
 
     def main(self, console: Console) -> None:
         """Run the command."""
@@ -54,9 +54,7 @@ class StatusCommand:
         from thinwire.elastic.watch import BucketWatch
 
         token = optional_token(self.token_file)
-        watch = BucketWatch(store, run=name, token=token)
-
-        title = f"run {name} in {store}"
+        watch, title = BucketWatch(store, run=name, token=token), f"run {name} in {store}"
         is_asynchronous = read_status(store, run=name, token=token) is not None
 
         def look() -> StatusPage:
@@ -65,7 +63,7 @@ class StatusCommand:
                 return bucket_page(watch.look(), title)
             return asynchronous_page(status, title, time.time())
 
-        # Before the screen is taken: a place or a token that is wrong stays so.
+        # Before the screen is taken: an error in the address or the token does not pass.
         first = look()
         if self.json:
             say(console, json.dumps(first.record, indent=2))
@@ -73,10 +71,8 @@ class StatusCommand:
         if self.metrics is not None:
             from thinwire.elastic.metrics import serve_metrics
 
-            with (
-                serve_metrics(lambda: look().record, self.metrics) as url,
-                suppress(KeyboardInterrupt),
-            ):
+            metrics = serve_metrics(lambda: look().record, self.metrics)
+            with metrics as url, suppress(KeyboardInterrupt):
                 say(console, f"metrics of run {name} at {url}")
                 while True:
                     time.sleep(_INTERVAL_S)
@@ -86,17 +82,15 @@ class StatusCommand:
             console.print(page)
         if not self.watch:
             return
-        with (
-            Live(page, console=console, screen=console.is_terminal) as live,
-            suppress(KeyboardInterrupt),
-        ):
+        live = Live(page, console=console, screen=console.is_terminal)
+        with live, suppress(KeyboardInterrupt):
             while True:
                 time.sleep(_INTERVAL_S)
                 try:
                     page = look().shown(console.width)
-                except ExchangeError as error:  # it may come back
+                except ExchangeError as error:  # the store may come back
                     page = Text(str(error))
                 live.update(page)
         if console.is_terminal:
-            # Its screen is gone, and what was last there with it.
+            # Its screen is gone, and the last page with it.
             console.print(page)

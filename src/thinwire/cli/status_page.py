@@ -12,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from thinwire.elastic.roll import identity_of
-from thinwire.membership import Progress, WorkerMetrics
+from thinwire.membership import WorkerMetrics
 from thinwire.plan.units import count_text, duration_text, nbytes_text
 
 if TYPE_CHECKING:
-    from thinwire.asynchronous.objects import AsyncRunStatus, WorkerState
+    from thinwire.asynchronous.objects import AsyncRunStatus
     from thinwire.elastic.roll import View, WorkerReport
     from thinwire.elastic.watch import BucketStatus
 
@@ -32,10 +32,10 @@ _UNKNOWN = "unknown"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StatusPage:
-    """What is shown of a run.
+    """The status of a run, for terminals and as data.
 
     Args:
-        headlines: about the run.
+        headlines: lines about the run.
         record: JSON-able data; its "workers" are the rows.
     """
 
@@ -88,11 +88,11 @@ def _count(workers: int) -> str:
 
 
 def bucket_page(status: BucketStatus, what: str) -> StatusPage:
-    """The page of what a store holds.
+    """The page of an elastic run.
 
     Args:
         status: as it was read.
-        what: the run, as it is called in the first line.
+        what: name of the run in the first line.
     """
     roll = status.roll
     calls = {identity_of(call.name): call for call in status.calls}
@@ -104,17 +104,19 @@ def bucket_page(status: BucketStatus, what: str) -> StatusPage:
     workers: list[dict[str, Any]] = []
     for identity in sorted({*names, *calls}):
         name, call = names.get(identity), calls.get(identity)
-        told = {} if roll is None or name is None else roll.metrics.get(name, {})
-        metrics, _ = WorkerMetrics.read(told if call is None else call.metrics)
-        position = _position(name, call, roll)
+        position, reported = None, {}
+        if call is not None:
+            position, reported = call.position, call.metrics
+        elif roll is not None and name is not None:
+            position = None if name in (*roll.lacking, *roll.behind) else roll.position
+            reported = roll.metrics.get(name, {})
         age_s = status.signs_s.get((name if call is None else call.name) or "")
-        age_s = None if age_s is None else max(0.0, age_s)  # clocks may differ
         workers.append(
             {
                 "identity": identity,
                 "position": None if position is None else position.describe(),
-                "metrics": metrics.describe(),
-                "age_s": age_s,
+                "metrics": WorkerMetrics.read(reported)[0].describe(),
+                "age_s": None if age_s is None else max(0.0, age_s),  # clocks may differ
                 "state": _worker_state(name, call, roll, is_awaited=is_awaited),
             }
         )
@@ -128,15 +130,6 @@ def bucket_page(status: BucketStatus, what: str) -> StatusPage:
             "workers": workers,
         },
     )
-
-
-def _position(name: str | None, call: WorkerReport | None, roll: View | None) -> Progress | None:
-    """How far a worker is; None where nothing tells."""
-    if call is not None:
-        return call.position
-    if roll is None or name is None or name in (*roll.lacking, *roll.behind):
-        return None
-    return roll.position
 
 
 def _worker_state(
@@ -178,51 +171,49 @@ def _bucket_headlines(status: BucketStatus, what: str, workers: int) -> list[str
 
 
 def asynchronous_page(status: AsyncRunStatus, what: str, now_s: float) -> StatusPage:
-    """The page of what an asynchronous run's server wrote last.
+    """The page of an asynchronous run.
 
     Args:
-        status: as it was read.
-        what: the run, as it is called in the first line.
+        status: as its server wrote it last.
+        what: name of the run in the first line.
         now_s: in seconds since 1970.
     """
-    stats, total = status.stats, status.total_steps
-    workers = [
-        {
-            "identity": f"worker {number}",
-            "position": {"version": stats.arrivals, "step": stats.steps_of.get(number, 0)},
-            "metrics": WorkerMetrics(loss=state.loss, wait_s=state.wait_s).describe(),
-            "assigned_steps": state.assigned,
-            "arrival_age_s": max(0.0, now_s - state.arrived_s),
-            "state": _async_state(state, now_s, is_over=status.is_finished),
-        }
-        for number, state in sorted(status.workers.items())
-    ]
-    age = duration_text(max(0.0, now_s - status.written_s))
+    stats, total, is_over = status.stats, status.total_steps, status.is_finished
+    age_s = max(0.0, now_s - status.written_s)
+    workers: list[dict[str, Any]] = []
+    for number, state in sorted(status.workers.items()):
+        arrival_s = max(0.0, now_s - state.arrived_s)
+        doing = f"has {state.assigned} steps" if state.assigned else "waits"
+        doing = f"{doing}, last arrival {duration_text(arrival_s)} ago"
+        workers.append(
+            {
+                "identity": f"worker {number}",
+                "position": {"version": stats.arrivals, "step": stats.steps_of.get(number, 0)},
+                "metrics": WorkerMetrics(loss=state.loss, wait_s=state.wait_s).describe(),
+                "assigned_steps": state.assigned,
+                "arrival_age_s": arrival_s,
+                "state": "finished" if is_over else doing,
+            }
+        )
     steps = f"{stats.steps_done} of {total}" if total else str(stats.steps_done)
     refused = "".join(f", {count} {name}" for name, count in stats.refused.items())
     return StatusPage(
         headlines=[
-            f"{what}: asynchronous, written {age} ago; {_count(len(workers))}",
-            f"the run is {'over' if status.is_finished else 'under way'}: version "
+            f"{what}: asynchronous, written {duration_text(age_s)} ago; {_count(len(workers))}",
+            f"the run is {'over' if is_over else 'under way'}: version "
             f"{stats.arrivals}, {steps} inner steps; staleness {stats.mean_staleness:.2f} in the "
             f"mean, {stats.largest_staleness} at most{refused}",
         ],
         record={
-            "age_s": max(0.0, now_s - status.written_s),
+            "age_s": age_s,
             "run": {
                 "version": stats.arrivals,
                 "steps": stats.steps_done,
                 "total_steps": total,
-                "over": status.is_finished,
+                "over": is_over,
                 "mean_staleness": stats.mean_staleness,
                 "largest_staleness": stats.largest_staleness,
             },
             "workers": workers,
         },
     )
-
-
-def _async_state(state: WorkerState, now_s: float, *, is_over: bool) -> str:
-    age = duration_text(max(0.0, now_s - state.arrived_s))
-    doing = f"has {state.assigned} steps" if state.assigned else "waits"
-    return "finished" if is_over else f"{doing}, last arrival {age} ago"

@@ -164,12 +164,15 @@ def has_rounds(config: TrainConfig) -> bool:
     return not isinstance(config.method.outer, GradientAveraging)
 
 
-def with_changes(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
+def with_changes(
+    config: TrainConfig, changes: Mapping[str, Any], *, is_member: bool = False
+) -> TrainConfig:
     """`config` with several fields changed at once.
 
     Args:
         config: of a run.
         changes: fields, those of a part as `data.sequence_length`.
+        is_member: the ranks of this torchrun are one of the workers, and not all of them.
 
     Raises:
         ConfigurationError: there is no such field, or the values do not fit each other.
@@ -190,7 +193,9 @@ def with_changes(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig
         }
         machine = nested.get("machine", config.machine)
         # Here already: the batch has to fit the workers there will be, not those of the recipe.
-        workers = count_workers(plain.pop("workers", config.workers), machine.worker_size)
+        workers = plain.pop("workers", config.workers)
+        if not is_member:
+            workers = count_workers(workers, machine.worker_size)
         return dataclasses.replace(config, **nested, **plain, workers=workers)
     except (TypeError, AttributeError) as error:
         what = f"change {', '.join(changes)} of a recipe"

@@ -14,7 +14,7 @@ import thinwire as tw
 from forked import Forked
 from processes import fork_ranks
 from thinwire.cli import main
-from thinwire.cli.flags import RunFlags, apply_flags
+from thinwire.cli.flags import TrainFlags
 from thinwire.exchange.message import HEADER_NBYTES
 from thinwire.train import recipes
 from thinwire.train.launch import resolve
@@ -225,8 +225,8 @@ def test_the_batch_has_to_fit_the_workers_there_are(
     """And not those that the recipe was written for."""
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", str(ranks))
-    flags = RunFlags(recipe=recipe, worker_size=size, global_batch=2 * ranks)
-    config = resolve(apply_flags(flags, "diloco", 0))
+    flags = TrainFlags(recipe=recipe, worker_size=size, global_batch=2 * ranks)
+    config = resolve(flags.train_config())
     assert (config.workers, config.machine.worker_size) == (workers, size)
 
 
