@@ -101,6 +101,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._timers: list[tuple[float, int, _Call]] = []
         self._set = 0
         self.is_burying = False
+        self._idle: asyncio.Future[None] | None = None  # what waits until nothing can run
         self.world = Process(self, "world")
 
     def time(self) -> float:
@@ -140,8 +141,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         context: contextvars.Context | None = None,
     ) -> Any:
         call = _Call(callback, args, context)
-        self._set += 1
-        heapq.heappush(self._timers, (when, self._set, call))
+        if when <= self._now_s:
+            self._add(call)
+        else:
+            self._set += 1
+            heapq.heappush(self._timers, (when, self._set, call))
         return call
 
     def call_later(
@@ -154,44 +158,46 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self.call_at(self._now_s + delay, callback, *args, context=context)
 
     def _run_once(self) -> None:
+        random, runnable = self._random.random, self._runnable
         while not self._stopping:
-            self._advance()
-            if self._runnable:
-                self._step(self._runnable[int(self._random.random() * len(self._runnable))])
+            if not runnable:
+                self._advance()
+                continue
+            process = runnable[int(random() * len(runnable))]
+            ready = process.ready
+            call = ready.popleft()
+            if not ready:
+                runnable.remove(process)
+            process.steps += 1
+            self._still += 1
+            if self._still > _LONGEST_STILL:
+                raise RuntimeError(f"{process.name} spins at {self._now_s} s: {call}")
+            if process.at_step is not None and process.steps >= process.at_step[0]:
+                act, process.at_step = process.at_step[1], None
+                act()
+                if process.is_dead or process.is_frozen:
+                    ready.appendleft(call)
+                    self.update(process)
+                    continue
+            if not call.is_cancelled:
+                call.context.run(call.callback, *call.args)
 
     def _advance(self) -> None:
-        """Make timers ready, those of the next time at which there are any if nothing else is."""
+        """Make the timers of the next time ready at which there are any."""
+        if self._idle is not None:
+            self._idle.set_result(None)
+            self._idle = None
+            return
         timers = self._timers
-        if not self._runnable:
-            while timers and timers[0][2].is_cancelled:
-                heapq.heappop(timers)
-            if not timers:
-                raise RuntimeError("every process waits, and there is no timer")
-            if timers[0][0] > self._now_s:
-                self._now_s, self._still = timers[0][0], 0
+        while timers and timers[0][2].is_cancelled:
+            heapq.heappop(timers)
+        if not timers:
+            raise RuntimeError("every process waits, and there is no timer")
+        self._now_s, self._still = timers[0][0], 0
         while timers and timers[0][0] <= self._now_s:
             timer = heapq.heappop(timers)[2]
             if not timer.is_cancelled:
                 self._add(timer)
-
-    def _step(self, process: Process) -> None:
-        """Run one callback of `process`."""
-        call = process.ready.popleft()
-        if not process.ready:
-            self._runnable.remove(process)
-        process.steps += 1
-        self._still += 1
-        if self._still > _LONGEST_STILL:
-            raise RuntimeError(f"{process.name} spins at {self._now_s} s: {call}")
-        if process.at_step is not None and process.steps >= process.at_step[0]:
-            act, process.at_step = process.at_step[1], None
-            act()
-            if process.is_dead or process.is_frozen:
-                process.ready.appendleft(call)
-                self.update(process)
-                return
-        if not call.is_cancelled:
-            call.context.run(call.callback, *call.args)
 
     def bury(self, processes: Iterable[Process]) -> None:
         """End what is left of `processes`, of which nothing counts any more."""
@@ -205,7 +211,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
             while pending := asyncio.all_tasks() - {asyncio.current_task()}:
                 for task in pending:
                     task.cancel()
-                await asyncio.sleep(0)
+                self._idle = self.create_future()
+                await self._idle
 
         self.run_until_complete(end())
 

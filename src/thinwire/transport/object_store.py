@@ -367,10 +367,11 @@ async def together(*work: Awaitable[Any]) -> list[Any]:
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         return list(await asyncio.gather(*tasks))
-    finally:
+    except BaseException:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 def _imported() -> Any:

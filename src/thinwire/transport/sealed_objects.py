@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -107,6 +108,7 @@ class SealedObjects:
         return place_of("object", key, self._workers)
 
 
+@cache
 def name_part(what: str) -> str:
     """`what` as a part of a name: readable, and another one for every other `what`.
 
