@@ -9,7 +9,6 @@ from thinwire.experiments import Comparison
 from thinwire.experiments.comparison import TuningResult
 from thinwire.plan.units import nbytes_text
 from thinwire.runs.statistics import Estimate
-from thinwire.runs.status import RunStatus
 from thinwire.runs.variants import Variant
 
 
