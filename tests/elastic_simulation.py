@@ -56,6 +56,7 @@ from virtual_time import Process, StoreFaults, VirtualLoop, VirtualRanks, Virtua
 SYNC_EVERY = 2
 CALM_S = 2 * 3600.0  # once the faults are over, all workers end in this time
 LOOK_S = 600.0
+LATE_UNTIL_S = 600.0  # where each round has some late messages, none may ever count
 GIVE_UP_S = 60.0
 LONG_S = 60.0  # what leads to the run's position for so long is found
 NO_WAY = "cannot go on with the run", "cannot end with the others", "cannot read roll"
@@ -227,7 +228,8 @@ class _Link:
 
     def late_s(self, key: str) -> float:
         """By how much an object is written late."""
-        if not self._late or "/message/" not in key or self._random.random() >= self._late:
+        is_late = self._late and "/message/" in key and now_s() < LATE_UNTIL_S
+        if not is_late or self._random.random() >= self._late:
             return 0.0
         return self._late_s * self._random.random()
 
@@ -361,16 +363,22 @@ class Worker(SharedState):
         store = ObjectStore(_Link(simulation.random, late, setup.late_s))
         store._obstore = simulation.store
         timeouts = Timeouts(floor_s=setup.floor_s, patience=0.5, unmeasured_s=20.0, fixed_s=None)
-        objects = RunObjects(store, RUN, TOKEN if setup.is_sealed else None)
+        objects = RunObjects(
+            store,
+            RUN,
+            TOKEN if setup.is_sealed else None,
+            index=ranks.index,
+            ranks=ranks.size,
+        )
         until_s = now_s() + GIVE_UP_S
         self.name = await self._agreed(objects.new_process(self.name, until_s), of_all=False)
         self.shard = Shard(
-            objects,
-            self,
-            timeouts,
-            self.act,
-            EventLog(),
-            cast("WorkerRanks", ranks),
+            objects=objects,
+            state=self,
+            timeouts=timeouts,
+            apply=self.act,
+            events=EventLog(),
+            ranks=cast("WorkerRanks", ranks),
             give_up_s=GIVE_UP_S,
         )
         if ranks.is_first:
@@ -382,9 +390,7 @@ class Worker(SharedState):
             )
         ending = f".{ranks.index}" if ranks.index else ""
         await self._agreed(
-            objects.check_description(
-                {"thinwire": "0"}, f"{self.name}{ending}", until_s, shard=ending
-            )
+            objects.check_description({"thinwire": "0"}, f"{self.name}{ending}", until_s)
         )
 
     async def _agreed(self, work: Coroutine[Any, Any, Any], *, of_all: bool = True) -> Any:

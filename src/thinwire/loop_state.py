@@ -1,4 +1,4 @@
-"""What all workers share of a run, on this worker: how far it has come, and taking over others'."""
+"""The state that all workers of a run share, on this worker: its progress, and loading others'."""
 
 import hashlib
 import threading
@@ -22,11 +22,11 @@ from thinwire.rejection import Consequence
 from thinwire.transport import RoundTag
 
 MALFORMED = (ThinwireError, KeyError, IndexError, TypeError, ValueError)
-"""What taking over another worker's data may raise; the worker then asks for other data."""
+"""Errors of loading another worker's data; the worker then asks for other data."""
 
 
 class LoopState(SharedState):
-    """The fragments of one worker, and where they stand in the run.
+    """The fragments of one worker, and their progress.
 
     Args:
         builder: makes the fragments, for any number of workers.
@@ -35,7 +35,7 @@ class LoopState(SharedState):
 
     `step` are inner steps by the schedule, `version` outer steps, each fragment's counted, `dealt`
     data shares handed out. Only the thread that trains changes any of it, and holds `lock`
-    meanwhile: a healing server copies the state in a thread of its own.
+    meanwhile: snapshots are copied in another thread.
     """
 
     def __init__(self, builder: FragmentBuilder, *, workers: int, rank: int) -> None:
@@ -51,7 +51,7 @@ class LoopState(SharedState):
         self._digest = (-1, "")
 
     def fully_synced(self) -> bool:
-        """Whether all that was trained is in the outer parameters."""
+        """True if all inner steps so far are in the outer parameters."""
         with self.lock:
             return not any(f.pending or f.sent_at_step < self.step for f in self.fragments)
 

@@ -39,7 +39,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """How far a worker's shared state has come.
+    """Outer step, inner step and digest of a worker's shared state.
 
     Args:
         version: outer steps that it has taken, each fragment's counted.
@@ -48,7 +48,7 @@ class Progress:
         dealt: data shares handed out so far.
         over: whether all steps are taken, and nothing is left to be exchanged.
 
-    >>> Progress.read(Progress(version=1, step=10, digest="ab").describe()).step
+    >>> Progress(version=1, step=10, digest="ab").describe()["step"]
     10
     """
 
@@ -62,16 +62,10 @@ class Progress:
         """Return the fields as JSON-able data."""
         return asdict(self)
 
-    @classmethod
-    def read(cls, data: Mapping[str, Any]) -> Self:
-        """From what `describe` returned, perhaps elsewhere."""
-        numbers = {name: int(data[name]) for name in ("version", "step", "dealt")}
-        return cls(digest=str(data["digest"]), over=bool(data.get("over", False)), **numbers)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerMetrics:
-    """What a worker measured while it trained; None is unknown.
+    """Measurements of a worker in training; None is unknown.
 
     Args:
         loss: of its last training steps.
@@ -104,7 +98,7 @@ class WorkerMetrics:
         Names that are not known here are passed over: a later version may have them.
 
         Returns:
-            What can be true, and a line for each value that cannot be and was dropped.
+            The plausible values, and a line for each other one, which is dropped.
         """
         if not isinstance(data, Mapping):
             return cls(), (f"all of it is a {type(data).__name__}",)
@@ -126,7 +120,7 @@ def _flaw(name: str, value: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """What all workers share at one version: outer parameters, outer optimizer, schedule.
+    """The state that all workers share at one version: outer parameters and optimizer, schedule.
 
     Args:
         facts: numbers and texts, JSON-able; has `version`.
@@ -139,7 +133,7 @@ class Snapshot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundRecord:
-    """What a round left: enough to take its outer step again, on another worker.
+    """Record of a round: enough to take its outer step again, on another worker.
 
     Args:
         version: of the shared state after it.
@@ -182,10 +176,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Take the outer steps of `records`, after which this worker should stand at `until`.
+    """Take the outer steps of `records`, which lead to `until`.
 
-    If a record does not fit, or they lead somewhere else, this worker has drifted: what it trained
-    since its last round is dropped, and the next answer will be another one.
+    If they do not, this worker has drifted: its inner steps since the last round are dropped, and
+    another answer follows.
     """
 
     records: Sequence[RoundRecord]
@@ -214,16 +208,16 @@ class SharedState(ABC):
 
     @abstractmethod
     def progress(self, *, anew: bool = False) -> Progress:
-        """How far this worker has come.
+        """Outer step, inner step and digest of this worker.
 
         Args:
-            anew: take the digest of the state as it is now, and not from memory: a worker whose
-                state changed within a round has drifted, and that is to be found out.
+            anew: compute the digest again, to find out whether the state has drifted within a
+                round.
         """
 
     @abstractmethod
     def fully_synced(self) -> bool:
-        """Whether all inner steps of the schedule so far are in the outer parameters."""
+        """True if all inner steps so far are in the outer parameters."""
 
     @abstractmethod
     def shared_nbytes(self) -> int:
@@ -238,7 +232,7 @@ class Membership(ABC):
     """Decides who takes part in which round."""
 
     is_fixed: bool
-    """Whether the same workers take part from the beginning to the end.
+    """True if the same workers take part from the beginning to the end.
     If not, a round may be cancelled and bad messages are left out of it.
     """
 
@@ -252,7 +246,7 @@ class Membership(ABC):
 
     @abstractmethod
     def begin_round(self, phase: Phase) -> Generator[Answer, None, None]:
-        """What to do before a round; the last answer is `Go` or `Over`.
+        """Yield what to do before a round; the last answer is `Go` or `Over`.
 
         Every worker asks at the same inner steps, before it sends what is due there. An answer is
         to be acted on before the next one is asked for. If that raised a `ThinwireError` or the
@@ -264,14 +258,14 @@ class Membership(ABC):
         del record
 
     def may_end(self) -> bool:
-        """Whether a worker that has nothing left to exchange may end; by default it may.
+        """True if a worker that has nothing left to exchange may end; the default.
 
-        If not, the others have gone on without it: it is to begin a last round again.
+        Otherwise the others have continued without it: it begins a last round again.
         """
         return True
 
     def member(self, rank: int) -> str:
-        """What worker `rank` of the round is called in counts and tables; by default by its rank.
+        """Name of worker `rank` of the round in counts and tables; by default its rank.
 
         >>> FixedMembership().member(3)
         'worker 3'

@@ -95,12 +95,11 @@ def test_a_store_that_ignores_put_if_absent_is_found(monkeypatch) -> None:
 
 
 def test_a_message_that_counts_though_it_came_too_late_is_found(monkeypatch) -> None:
-    exchanged = StoreGroup._exchanged
+    judged = StoreGroup._judged
 
-    async def counts_late(self, *args):
-        found = await exchanged(self, *args)
-        return {rank: payload for rank, payload in found.items() if rank != self.rank}
+    def counts_late(self, *args, are_mine: bool):
+        return judged(self, *args, are_mine=True)
 
-    monkeypatch.setattr(StoreGroup, "_exchanged", counts_late)
+    monkeypatch.setattr(StoreGroup, "_judged", counts_late)
     found = failures(range(10, 40), late=0.3)
     assert any(" steps from " in str(error) for error in found.values())

@@ -775,8 +775,6 @@ def test_a_run_is_over_once_its_last_round_counts_and_not_before(hub) -> None:
     hub.discards = lambda _: False
     flush(players)
     assert over() == {True}
-    last = players[0].state.progress()
-    assert type(last).read(last.describe()) == last  # it travels
     exchange(players)  # whoever trains on has something to contribute again
     assert over() == {False}
 

@@ -4,7 +4,7 @@
     RUN/arrival/WORKER/PROCESS-N   request N of a worker's process: a pseudo-gradient, or nothing
     RUN/answer/WORKER/PROCESS-N    the next assignment, or why the pseudo-gradient was refused
     RUN/theta/VERSION              theta for all who start from it
-    RUN/status                     how far the run is; replaced at least every 10 s
+    RUN/status                     progress of the run; replaced at least every 10 s
 
 A request is handled once. The server writes its checkpoint before it answers, and the checkpoint
 has each worker's last request and answer: a server that was killed answers again what it had
@@ -45,7 +45,7 @@ _TRIES = 3  # of what was damaged
 # seconds that it has waited.
 _HEAD = struct.Struct("<ddd")
 _REQUEST = re.compile(r".*/arrival/(\d{5})/([0-9a-f]{16})-(\d{8})")
-# What is sent again, and what ends its worker.
+# A damaged message is sent again; one that is not finite ends its worker.
 _WITHOUT_WORK = (RejectReason.DAMAGED, RejectReason.NOT_FINITE)
 
 
@@ -57,7 +57,7 @@ class _Answer(msgspec.Struct):
 
 
 class WorkerState(msgspec.Struct):
-    """What a server knows of a worker.
+    """A worker, as its server knows it.
 
     Args:
         arrived_s: when its last request was handled, in seconds since 1970 by the server's clock.
@@ -65,7 +65,7 @@ class WorkerState(msgspec.Struct):
         loss: mean of its last assignment; None before the first.
         wait_s: that its process stood still for theta.
         request: name of its newest request, which waits for an answer while all steps are under
-            way, or in a grace.
+            way, or in a grace period.
         rejection: why the message of that was refused.
         answered: name of the last request that was answered.
         answer: the answer to that.
@@ -82,7 +82,7 @@ class WorkerState(msgspec.Struct):
 
 
 class AsyncRunStatus(msgspec.Struct):
-    """How far an asynchronous run is.
+    """Progress of an asynchronous run.
 
     Args:
         server: who wrote it.
@@ -119,7 +119,7 @@ class _AsyncObjects(RunObjects):
         return self.key(f"theta/{version:012}")
 
     async def payload(self, key: str, nbytes: int) -> Tensor:
-        """What an object holds: nothing if it is absent, or was not written by this run."""
+        """Payload of an object; empty if it is absent or was not written by this run."""
         opened = await self.sealed.get(key, self.until_s(), nbytes=nbytes)
         return bytes_tensor(b"") if opened is None else opened
 
@@ -131,7 +131,7 @@ class _AsyncObjects(RunObjects):
 def read_status(
     store: str | ObjectStore, *, run: str, token: Token | None
 ) -> AsyncRunStatus | None:
-    """How far asynchronous run `run` is; None if there is none of that name.
+    """Progress of asynchronous run `run`; None if there is none of that name.
 
     Raises:
         MismatchError: it was written with another token. ExchangeError: the store cannot be read.
@@ -151,7 +151,7 @@ class AsyncStoreServer:
         log: called with a line when a worker joins or is refused.
 
     Attributes:
-        status: how far the run is.
+        status: progress of the run.
 
     Raises:
         ConfigurationError: the run could wait for a dead worker without a limit, or cannot be
@@ -214,30 +214,13 @@ class AsyncStoreServer:
         last = [(w.answered, w.answer) for w in self.status.workers.values() if w.answered]
         await together(*(self._put_answer(*item) for item in last))
 
-    # -- a pass over what lies there ---------------------------------------------------------------
+    # -- a pass over the requests ------------------------------------------------------------------
 
     async def _handle_requests(self, save: Callable[[], object]) -> bool:
-        """Receive what has come, assign, write the checkpoint, then the answers."""
-        objects, server, workers = self._objects, self._server, self.status.workers
-        before, answers = server.version, dict[str, bytes]()
-        unwanted, replaced = list[str](), msgspec.json.encode(_Answer(is_replaced=True))
-        listed = await objects.store.sizes(objects.key("arrival/"), objects.until_s())
-        for key, nbytes in listed.items():
-            found = _REQUEST.fullmatch(key)
-            if found is None or (worker := int(found[1])) >= server.workers:
-                self._log(f"{key} is no request of a worker of this run")
-                unwanted.append(key)
-                continue
-            state, is_new = workers.setdefault(worker, WorkerState()), int(found[3]) == 1
-            if key == state.answered:
-                answers[key] = state.answer  # its worker was restarted
-            elif state.request and not is_new and f"/{found[2]}-" not in state.request:
-                self._log(f"another process has taken the place of a process of worker {worker}")
-                answers[key] = replaced
-            elif key != state.request:
-                answers |= {state.request: replaced} if state.request != state.answered else {}
-                await self._receive(worker, key, nbytes, is_new=is_new)
-        for worker, state in workers.items():
+        """Receive messages, assign work, write the checkpoint, then the answers."""
+        objects, server, before = self._objects, self._server, self._server.version
+        answers, unwanted = await self._read_requests()
+        for worker, state in self.status.workers.items():
             if state.request != state.answered and (answer := self._answer(worker, state)):
                 unwanted += [_answer_key(state.answered)] if state.answered else []
                 state.answered, state.answer = state.request, msgspec.json.encode(answer)
@@ -254,6 +237,33 @@ class AsyncStoreServer:
         if unwanted:
             await objects.store.delete(unwanted)
         return is_busy
+
+    async def _read_requests(self) -> tuple[dict[str, bytes], list[str]]:
+        """Receive new messages.
+
+        Returns:
+            answers that need no work, by request, and keys of objects to delete.
+        """
+        objects, server, workers = self._objects, self._server, self.status.workers
+        answers, unwanted = dict[str, bytes](), list[str]()
+        replaced = msgspec.json.encode(_Answer(is_replaced=True))
+        listed = await objects.store.sizes(objects.key("arrival/"), objects.until_s())
+        for key, nbytes in listed.items():
+            found = _REQUEST.fullmatch(key)
+            if found is None or (worker := int(found[1])) >= server.workers:
+                self._log(f"{key} is no request of a worker of this run")
+                unwanted.append(key)
+                continue
+            state, is_new = workers.setdefault(worker, WorkerState()), int(found[3]) == 1
+            if key == state.answered:
+                answers[key] = state.answer  # its worker was restarted
+            elif state.request and not is_new and f"/{found[2]}-" not in state.request:
+                self._log(f"another process has taken the place of a process of worker {worker}")
+                answers[key] = replaced
+            elif key != state.request:
+                answers |= {state.request: replaced} if state.request != state.answered else {}
+                await self._receive(worker, key, nbytes, is_new=is_new)
+        return answers, unwanted
 
     async def _receive(self, worker: int, key: str, nbytes: int, *, is_new: bool) -> None:
         server, objects, rejection = self._server, self._objects, None
@@ -286,7 +296,7 @@ class AsyncStoreServer:
 
     async def _put_answer(self, key: str, answer: bytes) -> None:
         to, objects = _answer_key(key), self._objects
-        await objects.put_decided(to, bytes_tensor(answer), objects.until_s())
+        await objects.put_decided(to, answer, objects.until_s())
 
     async def _put_theta(self) -> None:
         server, objects = self._server, self._objects
@@ -298,8 +308,8 @@ class AsyncStoreServer:
     async def _put_status(self) -> None:
         server, objects = self._server, self._objects
         self.status.written_s, self.status.is_finished = time.time(), server.is_finished
-        payload = bytes_tensor(msgspec.json.encode(self.status))
-        await objects.replace(objects.key("status"), payload, objects.until_s())
+        status = msgspec.json.encode(self.status)
+        await objects.replace(objects.key("status"), status, objects.until_s())
 
     # -- checkpoints -------------------------------------------------------------------------------
 
@@ -407,7 +417,7 @@ class AsyncStoreWorker:
             if answer is None or answer.is_finished:
                 return None
             if answer.is_replaced and self.number == 1:
-                # What a process that died had asked for was read after this request.
+                # The request of a process that died was read after this one.
                 self._process, why = secrets.token_hex(8), "another process asked for work"
                 continue
             check(
@@ -436,7 +446,7 @@ class AsyncStoreWorker:
         )
 
     async def _wait_for(self, kind: type[T], key: str) -> T | None:
-        """Object `key`, once it is there; None at the end of the run."""
+        """Wait for object `key`; None at the end of the run."""
         objects, pause_s, written_s = self._objects, _PAUSE_S, 0.0
         until_s = objects.until_s()
         while (found := await objects.found(kind, key)) is None:

@@ -1,7 +1,7 @@
 """Signs of life: an object of each worker that it overwrites while it trains.
 
-A worker that is lost is then noticed after a few seconds, however long a round is. Nothing else
-depends on them: a worker that is taken for lost too soon is late, as any slow one.
+The others notice a lost worker after a few seconds, however long a round is. Nothing else depends
+on these signs: a worker that is assumed lost too soon counts as late, like any slow one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from thinwire.transport.object_store import now_s, together
 _LOG = logging.getLogger(__name__)
 
 PER_LOSS: Final = 3
-"""So many signs may fail before a worker is taken for lost."""
+"""Missed signs after which a worker is assumed lost."""
 
 
 class _Sign(NamedTuple):
@@ -28,7 +28,7 @@ class _Sign(NamedTuple):
 
 
 class LostWorkers:
-    """Tells which workers gave no sign of life for too long, by this process's clock.
+    """Finds workers that gave no sign of life for too long, by this process's clock.
 
     Args:
         objects: of the run.
@@ -52,7 +52,7 @@ class LostWorkers:
             self._signs.clear()
             return set()
         for name, stamp in zip(due, stamps, strict=True):
-            # What was seen in an earlier wait says nothing of this one.
+            # A sign seen in an earlier wait may be outdated.
             is_old = now - known[name].looked_s > self._after_s
             is_new = is_old or known[name].stamp != stamp
             known[name] = _Sign(stamp, now if is_new else known[name].since_s, now)

@@ -1,4 +1,4 @@
-"""What happened to a worker's membership in an elastic run."""
+"""Events of a worker's membership in an elastic run."""
 
 import logging
 import threading
@@ -27,14 +27,14 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """One thing that happened, when and to which workers.
+    """One event: its time and the workers concerned.
 
     Args:
         kind: see `Kind`.
-        at_s: when, seconds since 1970.
+        at_s: time, in seconds since 1970.
         round: outer steps taken by then.
-        who: identities of the workers concerned.
-        why: for people.
+        who: identities of the workers.
+        why: explanation, as text.
         lost_s: seconds that this worker could not train because of it.
     """
 
@@ -56,7 +56,7 @@ class Event:
 
 
 class EventLog:
-    """Keeps events in their order, counts them and passes them on; safe from any thread.
+    """Keeps events in order, counts them and passes them to listeners; safe from any thread.
 
     `committed` events are counted and passed on, but not kept: a long run has many rounds.
 
@@ -75,7 +75,7 @@ class EventLog:
 
     @property
     def events(self) -> list[Event]:
-        """All that are kept."""
+        """All events that are kept."""
         with self._lock:
             return list(self._events)
 
@@ -110,7 +110,7 @@ class EventLog:
             try:
                 listener(event)
             except Exception:
-                # A terminal that is gone must not end the thread that has something to report.
+                # A closed terminal must not end the thread that reports.
                 _LOG.exception("a listener failed on an event")
 
     def summary(self) -> Mapping[str, Any]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ from thinwire.elastic.run_objects import RunObjects, absent_message
 from thinwire.elastic.timeouts import Timeouts
 from thinwire.errors import ExchangeError, ExchangeTimeout, MismatchError, check
 from thinwire.transport.base import Post, RoundTag, RunningExchange
-from thinwire.transport.object_store import ServiceRequests, now_s, together
+from thinwire.transport.object_store import ServiceRequests, now_s
 from thinwire.transport.sealed import not_opened
 from thinwire.transport.sealed_objects import bytes_tensor
 
@@ -49,40 +48,33 @@ class FixedGroup(StoreGroup):
         rank: of this one.
         timeout_s: for how long another worker is waited for.
         keep: latest rounds of each kind of exchange whose messages stay.
-        shard: ending of messages' names, where workers have several ranks.
     """
 
     def __init__(
-        self,
-        objects: RunObjects,
-        *,
-        workers: int,
-        rank: int,
-        timeout_s: float,
-        keep: int,
-        shard: str = "",
+        self, objects: RunObjects, *, workers: int, rank: int, timeout_s: float, keep: int
     ) -> None:
         names = [f"worker {number}" for number in range(workers)]
         timeouts = Timeouts(floor_s=1, patience=1, unmeasured_s=1, fixed_s=timeout_s)
-        super().__init__(objects, names, rank, timeouts, shard=shard)
-        self._timeout_s, self._keep = timeout_s, keep
+        super().__init__(objects, names, rank, timeouts)
+        self._keep = keep
         self._places: dict[str, tuple[int, int]] = {}
         self._begun = 0
         self._heard: dict[int, int] = {}  # number of the newest exchange by sender
         self._written: list[_Written] = []
+        self._newest_key = ""
 
     def announce(self, card: bytes, tag: RoundTag) -> dict[int, bytes]:
         """Put the card, and wait for those of the others: nothing is trained yet."""
         return self._in_thread(tag, partial(self._announced, card, tag))()
 
     async def _announced(self, card: bytes, tag: RoundTag) -> dict[int, bytes]:
-        store, base = self._objects.store, self._place(tag)
-        keys = {rank: f"{base}/{rank:05}{self._shard}" for rank in range(len(self.names))}
-        mine, trial = keys.pop(self.rank), f"{base}/check-{self.rank:05}{self._shard}"
+        store, base, shard = self._objects.store, self._place(tag), self._objects.shard
+        gets = {rank: f"{base}/{rank:05}{shard}" for rank in range(len(self.names))}
+        mine, trial = gets.pop(self.rank), f"{base}/check-{self.rank:05}{shard}"
         counted, store.requests = store.requests, ServiceRequests()
         try:
-            await store.check_put_if_absent(trial, now_s() + self._timeout_s)
-            found = await self._swapped(tag, {mine: bytes_tensor(card)}, keys, len(card))
+            await store.check_put_if_absent(trial, now_s() + self._timeouts.exchange(0))
+            found, _ = await self._swapped(tag, 0, {mine: bytes_tensor(card)}, gets, len(card))
         finally:
             store.requests = counted
         cards = {self.rank: card}
@@ -106,51 +98,34 @@ class FixedGroup(StoreGroup):
         try:
             while running.post is not None:
                 post = running.post.changed(lambda payload: payload.cpu().contiguous())
-                running.answer(await self._answered(tag, 0, f"{place}/{step}", post))
+                received = await self._answered(tag, 0, f"{place}/{step}", post)
+                self._heard |= dict.fromkeys(post.take, self._begun)
+                if keys := list(self._keys(f"{place}/{step}", post)[0]):
+                    self._written.append(_Written(tag, self._begun, list(post.to), keys))
+                running.answer(received)
                 step += 1
             await cleaning
         finally:
             cleaning.cancel()
 
-    async def _exchanged(
-        self,
-        tag: RoundTag,
-        roll: int,
-        post: Post,
-        puts: Mapping[str, Tensor],
-        gets: Mapping[int, str],
-        absent_s: deque[float],
+    def _judged(
+        self, tag: RoundTag, post: Post, found: Mapping[int, Tensor | None], *, are_mine: bool
     ) -> dict[int, Tensor]:
-        del roll
-        nbytes, found = max(post.take.values(), default=0), dict[int, Tensor]()
-        for rank, payload in (await self._swapped(tag, puts, gets, nbytes, absent_s)).items():
+        del are_mine
+        received = dict[int, Tensor]()
+        for rank, payload in found.items():
+            received[rank] = absent_message() if payload is None else payload
             if payload is None and not post.allow_missing:
                 raise not_opened(tag, rank)
-            found[rank] = absent_message() if payload is None else payload
             check(
                 payload is None or payload.numel() == post.take[rank],
                 f"use what worker {rank} sent for {tag}",
-                because=f"it has {found[rank].numel()} bytes, and {post.take[rank]} were expected",
+                because=f"it has {received[rank].numel()} bytes, and {post.take[rank]} were "
+                "expected",
                 do="give all workers the same model and method",
                 kind=ExchangeError,
             )
-        self._heard |= dict.fromkeys(found, self._begun)
-        self._written.append(_Written(tag, self._begun, list(post.to), list(puts)))
-        return found
-
-    async def _swapped(
-        self,
-        tag: RoundTag,
-        puts: Mapping[str, Tensor],
-        gets: Mapping[int, str],
-        nbytes: int,
-        absent_s: deque[float] | None = None,
-    ) -> dict[int, Tensor | None]:
-        """What the others sent, of about `nbytes`; None where that does not open."""
-        until_s = now_s() + self._timeout_s
-        writing = [self._put(tag, key, payload, until_s) for key, payload in puts.items()]
-        raw, *_ = await together(self._got(tag, gets, nbytes, list(puts), absent_s), *writing)
-        return {rank: self._objects.sealed.opened(each, gets[rank]) for rank, each in raw.items()}
+        return received
 
     def _place(self, tag: RoundTag) -> str:
         """Where the objects of an exchange are: equal on all workers, and after a restart."""
@@ -159,47 +134,42 @@ class FixedGroup(StoreGroup):
         self._places[tag.what] = tag.round, times
         return self._objects.place(0, tag) + (f".{times}" if times else "")
 
-    async def _put(self, tag: RoundTag, key: str, payload: Tensor, until_s: float) -> None:
-        if not await self._objects.sealed.put(key, payload, until_s):
-            raise MismatchError(
-                f"send {tag} as worker {self.rank} of run {self._objects.run!r}",
-                because=f"{key} in {self._objects.store.url} has something else of this worker: "
-                "another process has its number; or it has another method, model, seed, version or "
-                "token, or resumed from a checkpoint and came to other numbers",
-                do="end the other process; or start all workers alike, or from one checkpoint, "
-                "with another name as run",
-            )
+    async def _lost_among(self, ranks: Collection[int]) -> set[int]:
+        del ranks
+        return set()
 
-    async def _got(
-        self,
-        tag: RoundTag,
-        gets: Mapping[int, str],
-        nbytes: int,
-        own: Sequence[str],
-        absent_s: deque[float] | None,
-    ) -> dict[int, memoryview]:
-        store, nbytes = self._objects.store, nbytes + self._objects.sealed.added_nbytes
-        found = await store.get_all(
-            gets, timeout_s=self._timeout_s, nbytes=nbytes, absent_s=absent_s
+    async def _put(self, tag: RoundTag, key: str, payload: Tensor, until_s: float) -> bool:
+        self._newest_key = key
+        if await super()._put(tag, key, payload, until_s):
+            return True
+        raise MismatchError(
+            f"send {tag} as worker {self.rank} of run {self._objects.run!r}",
+            because=f"{key} in {self._objects.store.url} has something else of this worker: "
+            "another process has its number; or it has another method, model, seed, version or "
+            "token, or resumed from a checkpoint and came to other numbers",
+            do="end the other process; or start all workers alike, or from one checkpoint, "
+            "with another name as run",
         )
-        missing = sorted(set(gets) - set(found))
-        if not missing:
-            return found
-        until_s = now_s() + self._timeout_s
-        kept = await together(*(store.get(key, until_s, nbytes=0) for key in own))
+
+    async def _decided(
+        self, tag: RoundTag, roll: int, missing: Mapping[int, str], nbytes: int
+    ) -> dict[int, memoryview]:
+        """Raise `ExchangeTimeout`: nobody decides that a message is lost."""
+        del roll, nbytes
+        store, timeout_s = self._objects.store, self._timeouts.exchange(0)
         because = (
-            f"worker {', '.join(map(str, missing))} of {len(self.names)} has put nothing there for "
-            f"{self._timeout_s:g} s"
+            f"worker {', '.join(map(str, sorted(missing)))} of {len(self.names)} has put nothing "
+            f"there for {timeout_s:g} s"
         )
         do = (
             "see whether it runs; one that was killed may be started again. If this worker resumed "
             f"from an older checkpoint than the others' last {self._keep} rounds, start all of "
             "them from one checkpoint, under another name"
         )
-        if any(payload is None for payload in kept):
+        if await store.get(self._newest_key, now_s() + timeout_s, nbytes=0) is None:
             because = "what this worker has put there is gone, as may be what others did"
             do = "end the lifecycle rule, or whatever deletes objects of the run, and start again"
-        place = gets[missing[0]]
+        place = missing[min(missing)]
         raise ExchangeTimeout(f"exchange {tag} by {place} in {store.url}", because=because, do=do)
 
     async def _clean(self) -> None:

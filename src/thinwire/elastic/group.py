@@ -33,8 +33,7 @@ T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 
-_GRACE_S = 5.0
-_REMEMBERED = 5  # waits, of which the shortest tells when the next messages come at the soonest
+_REMEMBERED = 5  # recent waits; the next messages are not expected before the shortest
 KEPT_ROLLS = 4
 """Messages stay for at least so many rolls more."""
 
@@ -42,31 +41,24 @@ KEPT_ROLLS = 4
 class StoreGroup:
     """The workers of a roll, until they change.
 
-    A message counts if it is there before anything else is in its place. Who waited in vain for one
-    puts an empty one there, so that it counts for no worker or for all of them.
+    The first object under a message's name counts. A worker that waited in vain writes an empty one
+    there, so that the message counts for all workers or for none.
 
     Args:
         objects: of the run.
         names: of the workers, in rank order.
         rank: of this one.
         timeouts: how long an exchange may take.
-        shard: ending of messages' names, where workers have several ranks.
 
     Attributes:
         roll: number of the roll that the next exchange belongs to.
-        is_asked_to_leave: ends a wait some seconds after it says so.
+        is_asked_to_leave: ends a wait once it is true.
     """
 
     def __init__(
-        self,
-        objects: RunObjects,
-        names: Sequence[str],
-        rank: int,
-        timeouts: Timeouts,
-        *,
-        shard: str = "",
+        self, objects: RunObjects, names: Sequence[str], rank: int, timeouts: Timeouts
     ) -> None:
-        self._objects, self._timeouts, self._shard = objects, timeouts, shard
+        self._objects, self._timeouts = objects, timeouts
         self.names, self.rank = tuple(names), rank
         self.roll = 0
         self._lost = LostWorkers(objects, timeouts.floor_s)
@@ -90,7 +82,7 @@ class StoreGroup:
     def _in_thread(
         self, tag: RoundTag, work: Callable[[], Coroutine[Any, Any, T]]
     ) -> Callable[[], T]:
-        """Begin `work` in a thread, after what was begun before; what waits for its result."""
+        """Start `work` in a thread, after earlier work; returns what waits for its result."""
         # torch keeps the number of threads per thread, and sums may depend on it.
         threads = torch.get_num_threads()
 
@@ -107,15 +99,14 @@ class StoreGroup:
 
         def result() -> T:
             try:
-                # The others may wait for what this worker sends.
-                return result_of(carried, self.is_asked_to_leave, grace_s=_GRACE_S)
+                return result_of(carried, self.is_asked_to_leave)
             except CancelledError as error:
                 raise closed(tag) from error
 
         return result
 
     def place_of(self, messages: Sequence[Tensor]) -> str:
-        """Where the messages of a round lie, which is over now; "" if they came from elsewhere."""
+        """Prefix of the names of a finished round's messages; "" if they came from elsewhere."""
         for key, answers in self._answers.items():
             for place, answer in answers:
                 is_whole = len(messages) == len(self.names)
@@ -125,7 +116,7 @@ class StoreGroup:
         return ""
 
     def close(self) -> None:
-        """Give up what is under way."""
+        """Cancel all exchanges under way."""
         self._is_closed = True
         if self._thread is not None:
             self._thread.close()
@@ -150,14 +141,14 @@ class StoreGroup:
                 step += 1
                 running.answer(received)
         except (RuntimeError, ValueError, ThinwireError) as error:
-            # The others may wait for this message, or for what this worker would have sent next.
+            # The others may wait for this message or the next one.
             for late in (step, step + 1):
-                await self._withdraw(f"{place}/{late}/{self.rank:05}{self._shard}")
+                await self._withdraw(f"{place}/{late}/{self.rank:05}{self._objects.shard}")
             if isinstance(error, RoundDiscarded):
                 raise
             raise discarded(tag, str(error)) from error
         if self._missed == missed:
-            # Else it is how long a worker was waited for, and says nothing of the store.
+            # Otherwise it is the wait for a worker, not the speed of the store.
             self._timeouts.exchanged(nbytes, seconds=now_s() - began_s)
 
     async def _answered(self, tag: RoundTag, roll: int, base: str, post: Post) -> Received:
@@ -165,65 +156,82 @@ class StoreGroup:
         if not post.to and not post.take:
             return {}
         puts, gets = self._keys(base, post)
-        found = await self._exchanged(tag, roll, post, puts, gets, self._absent(tag, base))
+        nbytes, absent_s = max(post.take.values(), default=0), self._absent(tag, base)
+        found, are_mine = await self._swapped(tag, roll, puts, gets, nbytes, absent_s)
+        received = self._judged(tag, post, found, are_mine=are_mine)
         if post.is_to_all(len(self.names)):
-            self._answers.get((tag.what, tag.round), []).append((base, found))
-        return found
+            self._answers.get((tag.what, tag.round), []).append((base, received))
+        return received
 
-    async def _exchanged(
+    def _judged(
+        self, tag: RoundTag, post: Post, found: Mapping[int, Tensor | None], *, are_mine: bool
+    ) -> dict[int, Tensor]:
+        """Those of the messages `found` that count.
+
+        Raises:
+            RoundDiscarded: `post` needs one that does not count.
+        """
+        received = {
+            rank: absent_message() if each is None or each.numel() != post.take[rank] else each
+            for rank, each in found.items()
+        }
+        # A shard that came too late is known to its owner, who gives up the round.
+        if post.is_to_all(len(self.names)) and not are_mine:
+            received[self.rank] = absent_message()
+        late = [self.names[rank] for rank, each in sorted(received.items()) if not each.numel()]
+        if late and not post.allow_missing:
+            raise discarded(tag, f"what {' and '.join(late)} sent did not come in time")
+        return received
+
+    async def _swapped(
         self,
         tag: RoundTag,
         roll: int,
-        post: Post,
         puts: Mapping[str, Tensor],
         gets: Mapping[int, str],
-        absent_s: deque[float],
-    ) -> dict[int, Tensor]:
-        """The others' messages, and this worker's own where that does not count."""
-        sealed, store = self._objects.sealed, self._objects.store
-        nbytes = max(post.take.values(), default=0)
-        timeout_s = self._timeouts.exchange(nbytes * len(gets))
-        until_s = now_s() + timeout_s
+        nbytes: int,
+        absent_s: deque[float] | None = None,
+    ) -> tuple[dict[int, Tensor | None], bool]:
+        """Payloads of the others, of about `nbytes`; None where one does not open.
 
-        async def lost(ranks: Collection[int]) -> set[int]:
-            gone = await self._lost.among([self.names[rank] for rank in ranks])
-            return {rank for rank in ranks if self.names[rank] in gone}
-
-        coming = store.get_all(
-            gets,
-            timeout_s=timeout_s,
-            nbytes=nbytes + sealed.added_nbytes,
-            absent_s=absent_s,
-            lost=lost,
+        Returns:
+            that, and whether all of `puts` are in their places.
+        """
+        sealed, timeout_s = self._objects.sealed, self._timeouts.exchange(nbytes * len(gets))
+        until_s, length = now_s() + timeout_s, nbytes + sealed.added_nbytes
+        coming = self._objects.store.get_all(
+            gets, timeout_s=timeout_s, nbytes=length, absent_s=absent_s, lost=self._lost_among
         )
-        writing = [sealed.put(key, payload, until_s) for key, payload in puts.items()]
+        writing = [self._put(tag, key, payload, until_s) for key, payload in puts.items()]
         raw, *are_mine = await together(coming, *writing)
         missing = {rank: key for rank, key in gets.items() if rank not in raw}
         if missing:
-            raw |= await self._decided(roll, missing, nbytes)
-        found: dict[int, Tensor] = {}
-        for rank, each in raw.items():
-            payload = sealed.opened(each, gets[rank])
-            if payload is None and len(each):
-                payload = await sealed.get(gets[rank], now_s() + timeout_s, nbytes=nbytes)
-            is_whole = payload is not None and payload.numel() == nbytes
-            found[rank] = payload if payload is not None and is_whole else absent_message()
-        # A shard that came too late is known to its owner, who gives up the round.
-        if post.is_to_all(len(self.names)) and not all(are_mine):
-            found[self.rank] = absent_message()
-        late = [self.names[rank] for rank, each in sorted(found.items()) if not each.numel()]
-        if late and not post.allow_missing:
-            raise discarded(tag, f"what {' and '.join(late)} sent did not come in time")
-        return found
+            raw |= await self._decided(tag, roll, missing, nbytes)
+        found = {rank: sealed.opened(each, gets[rank]) for rank, each in raw.items()}
+        for rank, payload in found.items():
+            if payload is None:  # the read may be damaged, and the object sound
+                again = await sealed.get(gets[rank], now_s() + timeout_s, nbytes=nbytes)
+                found[rank] = None if again is None or not again.numel() else again
+        return found, all(are_mine)
+
+    async def _lost_among(self, ranks: Collection[int]) -> set[int]:
+        gone = await self._lost.among([self.names[rank] for rank in ranks])
+        return {rank for rank in ranks if self.names[rank] in gone}
+
+    async def _put(self, tag: RoundTag, key: str, payload: Tensor, until_s: float) -> bool:
+        """Write a message of this worker; false if another one is in its place."""
+        del tag
+        return await self._objects.sealed.put(key, payload, until_s)
 
     async def _decided(
-        self, roll: int, missing: Mapping[int, str], nbytes: int
+        self, tag: RoundTag, roll: int, missing: Mapping[int, str], nbytes: int
     ) -> dict[int, memoryview]:
-        """What counts in the places of messages that did not come: they, or nothing for good.
+        """Write empty messages in place of `missing`; returns what counts there for good.
 
         Raises:
             RoundDiscarded: the run has gone on, and these messages were deleted meanwhile.
         """
+        del tag
         sealed, store = self._objects.sealed, self._objects.store
         # Messages that came at the last moment are still to be read.
         until_s = now_s() + self._timeouts.exchange(nbytes * len(missing))
@@ -251,8 +259,8 @@ class StoreGroup:
         return self._absent_s.setdefault(kind, unknown)
 
     def _keys(self, base: str, post: Post) -> tuple[dict[str, Tensor], dict[int, str]]:
-        """This worker's payloads by their names, and the names of the others' by their ranks."""
-        me, shard = self.rank, self._shard
+        """This worker's payloads by object name, and the names of the others' by rank."""
+        me, shard = self.rank, self._objects.shard
         if post.is_to_all(len(self.names)):
             puts = {f"{base}/{me:05}{shard}": next(iter(post.to.values()))}
             return puts, {rank: f"{base}/{rank:05}{shard}" for rank in post.take}
@@ -260,7 +268,7 @@ class StoreGroup:
         return puts, {rank: f"{base}/{me:05}/{rank:05}{shard}" for rank in post.take}
 
     async def _withdraw(self, key: str) -> None:
-        """Let others not wait for what this worker would have sent next; if that works."""
+        """Write an empty message, so that others do not wait for this worker; if possible."""
         until_s = now_s() + self._timeouts.floor_s
         try:
             await self._objects.sealed.put(key, absent_message(), until_s)

@@ -17,16 +17,16 @@ T = TypeVar("T")
 _JOIN_S: Final = 5.0
 _TICK_S, _STOPPED_S = 1.0, 2.0
 LOOK_S: Final = 0.5
-"""After so long a worker that waits looks whether it is asked to stop."""
+"""Interval at which a waiting worker checks whether it is asked to stop."""
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """One whose clock stands while this process is stopped: no wait for others ends by that."""
+    """An event loop whose clock stops while the process is stopped: no wait ends by that."""
 
     _seen_s, _stopped_s = 0.0, 0.0
 
     def time(self) -> float:
-        """Seconds in which this process ran; asked for at every turn, and so after every tick."""
+        """Seconds in which this process ran; called in every iteration, so after every tick."""
         now_s, before_s = super().time(), self._seen_s
         self._seen_s = now_s
         if before_s and now_s - before_s > _STOPPED_S:
@@ -38,7 +38,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class LoopThread:
-    """Runs coroutines in a daemon thread, beside what other threads do.
+    """Runs coroutines in a daemon thread, beside other threads.
 
     >>> async def one(): return 1
     >>> thread = LoopThread()
@@ -72,22 +72,18 @@ class LoopThread:
         self._closing()
 
 
-def result_of(
-    running: concurrent.futures.Future[T], asked: Callable[[], bool], *, grace_s: float = 0.0
-) -> T:
-    """What `running` returns.
+def result_of(running: concurrent.futures.Future[T], asked: Callable[[], bool]) -> T:
+    """Result of `running`, which is cancelled once this worker is asked to stop.
 
     Args:
-        running: is cancelled once this worker is asked to stop.
-        asked: whether it is, called about twice a second.
-        grace_s: that it then has left.
+        running: what is waited for.
+        asked: called about twice a second.
 
     Raises:
         RunStopped: this worker is asked to stop.
     """
     while not concurrent.futures.wait([running], timeout=LOOK_S).done:
-        grace_s -= LOOK_S if asked() else 0.0
-        if grace_s < 0:
+        if asked():
             raise stopped(running)
     return running.result()
 

@@ -1,9 +1,9 @@
-"""Who takes part in a round: what each worker says of itself, and the one roll that follows.
+"""Who takes part in a round: reports of the workers, and the roll that follows from them.
 
-A run is a sequence of rolls, numbered from 1. Roll n says who takes part from then on and from
-which version of the outer parameters. It is written once, by the worker that comes first, and
-stays: so there is one run, however long a worker is cut off from it. No store, no clock and no
-network here.
+A run is a sequence of rolls, numbered from 1. Roll n lists the workers of the rounds after it and
+the version of the outer parameters that they start from. The first worker to write it wins, and it
+is never deleted: so there is one run, however long a worker is cut off from it. These are pure
+functions: no store, no clock, no network.
 """
 
 import json
@@ -73,7 +73,7 @@ _NO_STATE = NewestState()
 
 
 class LoggedRound(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An outer step and where its messages lie: enough to take it again.
+    """An outer step and the place of its messages: enough to take it again.
 
     Args:
         version: of the outer parameters after it.
@@ -89,16 +89,16 @@ class LoggedRound(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a worker says of itself before a roll.
+    """The report of a worker before a roll.
 
     Args:
         name: its identity and that of its process.
         phase: "join", "round" or "last".
-        position: how far it has come.
-        lacks: it cannot get to where the last roll was, and needs a snapshot.
-        leaves: it takes no further part.
+        position: outer step, inner step and digest of its state.
+        lacks: it cannot reach the state of the last roll, and needs a snapshot.
+        leaves: it leaves the run.
         round_s: the usual length of a round; None before one was measured.
-        settled: all that was trained is in the outer parameters: there is nothing to exchange.
+        settled: all inner steps are in the outer parameters: there is nothing to exchange.
         state: the newest snapshot that it knows of.
         metrics: what it measured so far, as `WorkerMetrics` describes it.
         rounds: outer steps since the last roll, which lead to `position`.
@@ -129,9 +129,9 @@ class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         names: of the workers, in rank order.
         phase: "join", "round", "last", or "done": the run is over, and no worker takes part now.
         position: the run's; `dealt` are the data shares handed out before this roll.
-        new: those of the names that have just come, and have nothing to contribute.
-        behind: those that take the last outer steps first.
-        lacking: names of workers that wait for a snapshot, and do not take part.
+        new: workers that have just joined, and have nothing to contribute.
+        behind: workers that take the last outer steps first.
+        lacking: workers that wait for a snapshot, and do not take part.
         rounds: outer steps since the roll before.
         state: the newest snapshot.
         next_state: the snapshot that is being written, of this roll's version or an earlier one;
@@ -162,11 +162,11 @@ class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def is_over(self) -> bool:
-        """Whether it is the run's end."""
+        """True if it ends the run."""
         return self.phase == Phase.DONE.value
 
     def changes(self, before: "View | None") -> bool:
-        """Whether what is under way since the roll `before` is given up."""
+        """True if rounds under way since the roll `before` are cancelled."""
         if before is None or before.number != self.number - 1:
             return True
         return before.names != self.names or bool(self.behind)
@@ -195,11 +195,11 @@ def next_roll(
     min_workers: int,
     largest_log: int,
 ) -> View | None:
-    """The roll after `before`, as worker `me` concludes it; None if it must not conclude one.
+    """The roll after `before`, computed by worker `me`; None if it must not write one.
 
-    The state that has come furthest is the run's, and among states that came equally far the one
-    that most workers have. A worker that is behind may write the roll, too, if a report has the
-    outer steps that lead there: those who took them may be dead.
+    The state with the most outer steps is the run's; among equals, the one that most workers have.
+    A worker that is behind may write the roll, too, if a report has the outer steps that lead
+    there: the workers that took them may be dead.
 
     Args:
         before: None before the first.
@@ -214,13 +214,7 @@ def next_roll(
     # Workers that wait for a snapshot count: without a roll there would never be one.
     if mine is None or len(there) < min_workers:
         return None
-    furthest = max(call.position.version for call in fit)
-    ahead = [call for call in fit if call.position.version == furthest]
-    counts = Counter(call.position.digest for call in ahead)
-    best = max(
-        ahead,
-        key=lambda c: (counts[c.position.digest], is_at(c.position, mine), len(c.rounds)),
-    )
+    best = _furthest(fit, mine)
     at, known = best.position, best.rounds
     passed = {round.version - 1 for round in known}
     if not is_at(mine, at) and mine.version not in passed:
@@ -228,22 +222,17 @@ def next_roll(
     members = [c for c in fit if is_at(c.position, at) or c.position.version in passed]
     members.sort(key=lambda call: call.name)
     lacking = tuple(sorted(call.name for call in there if call not in members))
-    # Of those in the latest phase: workers that end wait for nobody's beginning.
-    # Who took over a snapshot when its own training had ended does not end that of the others.
-    trained = max((c.position.step for c in members if c.phase == ROUND), default=0)
-    timely = [c for c in members if c.phase != LAST or c.position.step >= trained]
-    phase = max((call.phase for call in timely), key=_PHASES.index)
-    concerned = [call for call in timely if call.phase == phase]
-    step, dealt = max(call.position.step for call in concerned), _dealt(before, fit)
+    concerned = _in_latest_phase(members)
+    phase, step = concerned[0].phase, max(call.position.step for call in concerned)
     if phase == LAST and before is not None:
         is_done = step >= before.position.step and all(call.settled for call in concerned)
-        # Who cannot get to the end gets a snapshot first.
+        # A worker that cannot get to the end gets a snapshot first.
         if is_done and set(lacking) <= set(before.lacking):
             return last_roll(before, replace(at, step=step), known)
-        # Workers that took over a snapshot went back to its step.
+        # Workers that loaded a snapshot went back to its step.
         step = max(step, before.position.step)
-    known_states = [call.state for call in there] + ([before.state] if before else [])
-    state = max(known_states, key=lambda s: (s.version, s.roll, s.writer))
+    states = [call.state for call in there] + ([before.state] if before else [])
+    state = max(states, key=lambda s: (s.version, s.roll, s.writer))
     log_nbytes = _log_nbytes(before, state, known)
     if before is not None and len(known) < at.version - before.position.version:
         # From a checkpoint: nothing in the store leads there.
@@ -253,7 +242,7 @@ def next_roll(
         number=1 if before is None else before.number + 1,
         names=tuple(call.name for call in members),
         phase=phase,
-        position=Progress(version=at.version, digest=at.digest, step=step, dealt=dealt),
+        position=replace(at, step=step, dealt=_dealt(before, fit), over=False),
         new=tuple(c.name for c in members if c.phase == JOIN and phase != JOIN),
         behind=tuple(c.name for c in members if c.position.version < at.version),
         lacking=lacking,
@@ -288,12 +277,12 @@ def last_roll(before: View, position: Progress, rounds: Sequence[LoggedRound]) -
 
 
 def is_at(a: Progress, b: Progress) -> bool:
-    """Whether both have one version and digest."""
+    """True if both have the same version and digest."""
     return (a.version, a.digest) == (b.version, b.digest)
 
 
 def is_since(position: Progress, roll: View) -> bool:
-    """Whether outer steps since `roll` led to `position`: each roll deals other data shares.
+    """True if outer steps since `roll` led to `position`: each roll deals other data shares.
 
     A checkpoint remembers the shares, too. Steps since an earlier roll that `roll` does not have
     did not count for those who wrote it.
@@ -303,12 +292,32 @@ def is_since(position: Progress, roll: View) -> bool:
 
 
 def _fit(before: View | None, calls: Sequence[WorkerReport]) -> Sequence[WorkerReport]:
-    """Those who can go on with the run."""
+    """Reports of workers that can continue the run."""
     if before is None:
         return calls
     fit = [c for c in calls if is_at(c.position, before.position) or is_since(c.position, before)]
     # With none of them, those who went through there since an earlier roll.
     return fit or [c for c in calls if c.position.version > before.position.version]
+
+
+def _furthest(fit: Sequence[WorkerReport], mine: Progress) -> WorkerReport:
+    """One of those with the most outer steps, and of these with the digest that most have."""
+    furthest = max(call.position.version for call in fit)
+    ahead = [call for call in fit if call.position.version == furthest]
+    counts = Counter(call.position.digest for call in ahead)
+    return max(
+        ahead,
+        key=lambda c: (counts[c.position.digest], is_at(c.position, mine), len(c.rounds)),
+    )
+
+
+def _in_latest_phase(members: Sequence[WorkerReport]) -> Sequence[WorkerReport]:
+    """Those in the latest phase: workers that end do not wait for others to begin."""
+    # A worker that loaded a snapshot after its own training does not end that of the others.
+    trained = max((c.position.step for c in members if c.phase == ROUND), default=0)
+    timely = [c for c in members if c.phase != LAST or c.position.step >= trained]
+    phase = max((call.phase for call in timely), key=_PHASES.index)
+    return [call for call in timely if call.phase == phase]
 
 
 def _dealt(before: View | None, fit: Sequence[WorkerReport]) -> int:

@@ -1,17 +1,17 @@
-"""The objects of a run: what they are called, and reading and writing them.
+"""The objects of a run: their names, reading and writing.
 
     RUN/about                                          what must be the same on all workers
     RUN/process/IDENTITY/NUMBER                        one for each start of a worker
-    RUN/call/ROLL/WORKER                               what a worker says before a roll
-    RUN/roll/ROLL                                      who takes part
+    RUN/call/ROLL/WORKER                               a worker's report before a roll
+    RUN/roll/ROLL                                      the workers of the rounds after it
     RUN/alive/WORKER                                   overwritten while it trains
-    RUN/message/ROLL/FRAGMENT/ROUND/STEP/[TO/]RANK     what travels; an empty one counts as lost
-    RUN/state/VERSION/WORKER/PART                      a snapshot, whole once its `end` is there
+    RUN/message/ROLL/FRAGMENT/ROUND/STEP/[TO/]RANK     a payload; an empty one counts as lost
+    RUN/state/VERSION/WORKER/PART                      a snapshot, complete once it has its `end`
 
-What is written only if nothing is there decides what it says for good: a roll, and whether a
-message counts. A worker that waits too long for a message puts an empty one in its place; its
-sender then finds that one there, and so do all others. Rolls and empty messages are never deleted,
-so that a worker that was away for any time cannot write what has been decided without it.
+Rolls and messages are written only if absent, so that the first one decides for good. A worker
+that waits too long for a message writes an empty one under its name; the sender and all others then
+find that one. Rolls and empty messages are never deleted, so that a worker that was away for any
+time cannot overwrite a decision.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import logging
 import re
 import secrets
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
+from io import BytesIO
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -50,7 +50,7 @@ _SMALL = 4096  # bytes, about, of what is not a message
 
 
 def absent_message() -> Tensor:
-    """What stands in the place of a message that did not come in time."""
+    """The empty message that replaces one that did not arrive in time."""
     return torch.empty(0, dtype=torch.uint8)
 
 
@@ -63,29 +63,42 @@ class RunObjects:
     """Reads and writes the objects of one run.
 
     Args:
-        store: that they lie in.
+        store: has the objects.
         run: its name.
         token: what is written is sealed with it; None leaves it to be read.
         workers: K where it is fixed, else 0.
+        index: rank in its worker, whose objects these are.
+        ranks: S, of each worker.
+
+    Attributes:
+        shard: ending of the names of one rank's objects; "" for workers of one rank.
     """
 
     def __init__(
-        self, store: ObjectStore, run: str, token: Token | None, *, workers: int = 0
+        self,
+        store: ObjectStore,
+        run: str,
+        token: Token | None,
+        *,
+        workers: int = 0,
+        index: int = 0,
+        ranks: int = 1,
     ) -> None:
         self.store, self.run = store, run
+        self.shard = f".{index}" if ranks > 1 else ""
+        self._ranks, self._about_key = ranks, f"{run}/about" + (f".{index}" if index else "")
         self.sealed = SealedObjects(store, token, run, workers=workers)
 
     # -- what the run is ---------------------------------------------------------------------------
 
     async def check_description(
-        self, description: Mapping[str, str], name: str, until_s: float, *, shard: str = ""
+        self, description: Mapping[str, str], name: str, until_s: float
     ) -> None:
         """Write what this worker runs, or compare it with what the first worker wrote.
 
         Args:
             description: of this worker.
             name: that no other process has.
-            shard: ending of names, where workers have several ranks, which describe other shards.
             until_s: deadline, by the clock of the event loop.
 
         Raises:
@@ -93,12 +106,11 @@ class RunObjects:
             ExchangeError: the store cannot be used.
         """
         await self.store.check_put_if_absent(f"{self.run}/check/{name_part(name)}", until_s)
-        key = f"{self.run}/about{shard}"
-        mine = bytes_tensor(json.dumps(dict(description), sort_keys=True).encode())
-        if await self.put_decided(key, mine, until_s):
+        mine = json.dumps(dict(description), sort_keys=True).encode()
+        if await self.put_decided(self._about_key, mine, until_s):
             return
         check_same(
-            await self.description(until_s, shard=shard),
+            await self.description(until_s),
             description,
             cannot=f"take part in run {self.run!r} in {self.store.url}",
             whose="the run",
@@ -106,13 +118,13 @@ class RunObjects:
             "another name as run",
         )
 
-    async def description(self, until_s: float, *, shard: str = "") -> dict[str, str]:
-        """What the run's first worker wrote.
+    async def description(self, until_s: float) -> dict[str, str]:
+        """The description that the run's first worker wrote.
 
         Raises:
             MismatchError: it was written with another token.
         """
-        return await self.read(dict[str, str], f"{self.run}/about{shard}", until_s) or {}
+        return await self.read(dict[str, str], self._about_key, until_s) or {}
 
     async def new_process(self, identity: str, until_s: float) -> str:
         """Name of a process of worker `identity`, in the order of their starts.
@@ -135,8 +147,7 @@ class RunObjects:
 
     async def put_roll(self, roll: View, until_s: float) -> bool:
         """Write a roll, unless there is one of its number; returns whether it is now this one."""
-        told = bytes_tensor(text_of(roll).encode())
-        return await self.put_decided(self.roll_key(roll.number), told, until_s)
+        return await self.put_decided(self.roll_key(roll.number), text_of(roll).encode(), until_s)
 
     async def newest_roll(self, after: int, until_s: float) -> int:
         """The number of the last roll there is, from `after` on."""
@@ -147,26 +158,25 @@ class RunObjects:
         return max([after, *_numbers(found, prefix)])
 
     async def put_call(self, number: int, call: WorkerReport, until_s: float) -> None:
-        """Say what `call` does before roll `number`, in place of what was said before."""
-        told = bytes_tensor(text_of(call).encode())
-        await self.replace(self._call_key(number, call.name), told, until_s)
+        """Write the report `call` before roll `number`, in place of an earlier one."""
+        await self.replace(self._call_key(number, call.name), text_of(call).encode(), until_s)
 
     async def calls(
         self, number: int, names: Collection[str], until_s: float
     ) -> list[WorkerReport]:
-        """What those of the workers `names` say before roll `number` who are there."""
+        """Reports of the workers `names` before roll `number`, as far as there are any."""
         return await self._calls([self._call_key(number, name) for name in names], until_s)
 
     async def further_calls(
         self, number: int, known: Collection[str], until_s: float
     ) -> list[WorkerReport]:
-        """What all workers but those named `known` say before roll `number`."""
+        """Reports of all workers but `known` before roll `number`."""
         skipped = {self._call_key(number, name) for name in known}
         listed = await self.store.sizes(f"{self.run}/call/{number:08}/", until_s)
         return await self._calls([key for key in listed if key not in skipped], until_s)
 
     async def forget_call(self, number: int, name: str) -> None:
-        """Delete what worker `name` said before roll `number`, which is there by now."""
+        """Delete the report of worker `name` before roll `number`, which exists by now."""
         await self.store.delete([self._call_key(number, name)])
 
     async def _calls(self, keys: Sequence[str], until_s: float) -> list[WorkerReport]:
@@ -184,7 +194,7 @@ class RunObjects:
         return call if is_own else None
 
     def roll_key(self, number: int) -> str:
-        """What roll `number` is called."""
+        """Name of roll `number`."""
         return f"{self.run}/roll/{number:08}"
 
     def _call_key(self, number: int, name: str) -> str:
@@ -214,7 +224,7 @@ class RunObjects:
         return f"{self.run}/message/{roll:08}/{name_part(tag.what)}/{tag.round:08}"
 
     async def messages(
-        self, place: str, workers: int, until_s: float, *, nbytes: int, shard: str = ""
+        self, place: str, workers: int, until_s: float, *, nbytes: int
     ) -> list[Tensor] | None:
         """All messages of an all-gather at `place`, in rank order; None if one is not there.
 
@@ -225,15 +235,13 @@ class RunObjects:
             workers: K.
             until_s: deadline, by the clock of the event loop.
             nbytes: of all of them, which share this worker's link.
-            shard: ending of their names, where workers have several ranks.
         """
-        keys = [f"{place}/{rank:05}{shard}" for rank in range(workers)]
+        keys = [f"{place}/{rank:05}{self.shard}" for rank in range(workers)]
         found = await together(*(self.sealed.get(key, until_s, nbytes=nbytes) for key in keys))
         return None if any(payload is None for payload in found) else found
 
     async def delete_messages(self, before_roll: int, until_s: float) -> int:
-        """Delete all messages sent before roll `before_roll`, but for those that stand for lost
-        ones; returns how many."""
+        """Delete messages sent before roll `before_roll`, except empty ones; returns how many."""
         prefix, lost = f"{self.run}/message/", self.sealed.added_nbytes
         end = f"{prefix}{before_roll:08}"
         sizes = await self.store.sizes(prefix, until_s)
@@ -243,7 +251,7 @@ class RunObjects:
     # -- snapshots ---------------------------------------------------------------------------------
 
     async def put_state(
-        self, parts: Sequence[memoryview], state: NewestState, timeout_s: float, *, shard: str = ""
+        self, parts: Sequence[memoryview], state: NewestState, timeout_s: float
     ) -> None:
         """Write a snapshot: parts of a file, and after all of them its end.
 
@@ -251,41 +259,36 @@ class RunObjects:
             parts: the file's, one after the other.
             state: which it is.
             timeout_s: for each 32 MiB.
-            shard: ending of its name, where workers have several ranks.
         """
-        base = self._state_base(state, shard)
-        count, pieces = 0, _pieces(parts)
-        while some := list(islice(pieces, _AT_ONCE)):
+        base = self._state_base(state, self.shard)
+        pieces = [p[at : at + _PART_NBYTES] for p in parts for at in range(0, len(p), _PART_NBYTES)]
+        named = [(f"{base}/{n:05}", piece) for n, piece in enumerate(pieces)]
+        for some in (named[n : n + _AT_ONCE] for n in range(0, len(named), _AT_ONCE)):
             until_s = now_s() + timeout_s
-            named = ((f"{base}/{count + n:05}", piece) for n, piece in enumerate(some))
-            await together(*(self.put_decided(key, piece, until_s) for key, piece in named))
-            count += len(some)
-        end = json.dumps({"parts": count, "nbytes": sum(map(len, parts))})
-        until_s = now_s() + timeout_s
-        await self.put_decided(f"{base}/end", bytes_tensor(end.encode()), until_s)
+            await together(*(self.put_decided(key, piece, until_s) for key, piece in some))
+        end = json.dumps({"parts": len(pieces), "nbytes": sum(map(len, parts))}).encode()
+        await self.put_decided(f"{base}/end", end, now_s() + timeout_s)
 
-    async def state(
-        self, state: NewestState, timeout_s: float, *, largest: int, shard: str = ""
-    ) -> bytearray | None:
+    async def state(self, state: NewestState, timeout_s: float, *, largest: int) -> bytes | None:
         """The file of a snapshot; None if it is not there, not whole, or longer than `largest`."""
-        base, end = self._state_base(state, shard), None
+        base, end = self._state_base(state, self.shard), None
         with suppress(MismatchError):
             end = await self.read(_End, f"{base}/end", now_s() + timeout_s)
         if end is None or not 0 <= end.nbytes <= largest:
             return None
-        whole, keys = bytearray(), [f"{base}/{n:05}" for n in range(end.parts)]
+        file, keys = BytesIO(), [f"{base}/{n:05}" for n in range(end.parts)]
         for some in (keys[n : n + _AT_ONCE] for n in range(0, end.parts, _AT_ONCE)):
             until_s = now_s() + timeout_s
             found = await together(*(self._opened(key, until_s, _PART_NBYTES) for key in some))
-            if any(piece is None for piece in found) or len(whole) > end.nbytes:
+            if any(piece is None for piece in found) or file.tell() > end.nbytes:
                 return None
             for piece in found:
-                whole += piece.numpy().data
-        return whole if len(whole) == end.nbytes else None
+                file.write(piece.numpy().data)
+        return file.getvalue() if file.tell() == end.nbytes else None
 
-    async def has_state(self, state: NewestState, until_s: float, *, ranks: int = 1) -> bool:
-        """Whether a snapshot of all `ranks` of its writer is whole."""
-        shards = [""] if ranks == 1 else [f".{index}" for index in range(ranks)]
+    async def has_state(self, state: NewestState, until_s: float) -> bool:
+        """Whether a snapshot of all ranks of its writer is complete."""
+        shards = [f".{index}" for index in range(self._ranks)] if self.shard else [""]
         ends = [f"{self._state_base(state, shard)}/end" for shard in shards]
         found = await together(*(self.store.get(end, until_s, nbytes=_SMALL) for end in ends))
         return all(end is not None for end in found)
@@ -322,20 +325,20 @@ class RunObjects:
         payload = await self.sealed.get(key, until_s, nbytes=nbytes, is_sound=_is_sound)
         return None if payload is None else payload[:-_SUM_NBYTES]
 
-    async def put_decided(self, key: str, payload: Tensor, until_s: float) -> bool:
+    async def put_decided(self, key: str, raw: bytes | memoryview, until_s: float) -> bool:
         """Write what decides for all, with a checksum; false if that place has something else."""
-        return await self.sealed.put(key, _summed(payload), until_s)
+        return await self.sealed.put(key, _summed(raw), until_s)
 
-    async def replace(self, key: str, payload: Tensor, until_s: float) -> None:
+    async def replace(self, key: str, raw: bytes | memoryview, until_s: float) -> None:
         """Write an object, with a checksum, in place of what this process wrote there before."""
-        await self.sealed.replace(key, _summed(payload), until_s)
+        await self.sealed.replace(key, _summed(raw), until_s)
 
     def _state_base(self, state: NewestState, shard: str) -> str:
         return f"{self.run}/state/{state.version:012}/{name_part(state.writer)}{shard}"
 
 
 def _numbers(keys: Iterable[str], prefix: str) -> list[int]:
-    """Those that `keys` end in; anything else may lie there, too.
+    """The numbers that `keys` end in; other keys are ignored.
 
     >>> _numbers(["r/roll/00000012", "r/roll/a-note"], "r/roll/")
     [12]
@@ -344,37 +347,18 @@ def _numbers(keys: Iterable[str], prefix: str) -> list[int]:
     return [int(text) for text in ends if re.fullmatch(r"[0-9]{8,18}", text)]
 
 
-def _summed(payload: Tensor) -> Tensor:
-    """`payload` and its CRC-32: what decides for all workers is not to be read damaged by one."""
-    checksum = zlib.crc32(payload.numpy().data).to_bytes(_SUM_NBYTES, "little")
-    return torch.cat([payload, bytes_tensor(checksum)])
+def _summed(raw: bytes | memoryview) -> Tensor:
+    """`raw` and its CRC-32: what decides for all workers is not to be read damaged by one."""
+    summed = bytearray().join((raw, zlib.crc32(raw).to_bytes(_SUM_NBYTES, "little")))
+    return torch.frombuffer(summed, dtype=torch.uint8)
 
 
 def _is_sound(summed: Tensor) -> bool:
-    """Whether it is what `_summed` returned.
+    """True if the checksum at its end is right.
 
-    >>> _is_sound(_summed(absent_message())), _is_sound(absent_message())
+    >>> _is_sound(_summed(b"")), _is_sound(absent_message())
     (True, False)
     """
     raw = summed.numpy().data
     checksum = zlib.crc32(raw[:-_SUM_NBYTES]).to_bytes(_SUM_NBYTES, "little")
     return checksum == bytes(raw[-_SUM_NBYTES:])
-
-
-def _pieces(parts: Sequence[memoryview]) -> Iterator[Tensor]:
-    """`parts`, one after the other, in pieces of 32 MiB, the last one shorter.
-
-    >>> [piece.tolist() for piece in _pieces([memoryview(b"a"), memoryview(b"bc")])]
-    [[97, 98, 99]]
-    """
-    piece = bytearray()
-    for part in parts:
-        while part:
-            room = _PART_NBYTES - len(piece)
-            piece += part[:room]
-            part = part[room:]
-            if len(piece) == _PART_NBYTES:
-                yield bytes_tensor(piece)
-                piece = bytearray()
-    if piece:
-        yield bytes_tensor(piece)

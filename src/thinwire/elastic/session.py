@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import msgspec
@@ -29,7 +29,7 @@ from thinwire.elastic.roll import (
     next_roll,
 )
 from thinwire.elastic.shard import Leg, Shard
-from thinwire.elastic.timeouts import ElasticOptions, pauses
+from thinwire.elastic.timeouts import ElasticOptions
 from thinwire.elastic.worker_ranks import on_all_ranks
 from thinwire.errors import ExchangeError, MismatchError, ThinwireError, check
 from thinwire.membership import (
@@ -49,11 +49,11 @@ _SETTLE_S = 2.0  # in which no other worker comes before the first roll
 _LEAST_TURN_S = 1.0
 _SILENCE_S = 0.5  # a request that takes longer was perhaps made again
 _AT_ONCE: Final = 16
-_REMEMBERED: Final = 5  # meetings, of which the shortest tells when the next ends at the soonest
+_REMEMBERED: Final = 5  # recent meetings; the next is not expected to end before the shortest
 
 
 class Session:
-    """What a worker does from joining to leaving, by its first rank.
+    """A worker from joining to leaving, run by its first rank.
 
     Args:
         shard: this rank's.
@@ -63,7 +63,7 @@ class Session:
 
     Attributes:
         names: of the workers of the round, in rank order.
-        metrics: what this worker measured, which the others are told before the next roll.
+        metrics: measured by this worker; part of its next report.
     """
 
     def __init__(
@@ -90,11 +90,11 @@ class Session:
         self._living: asyncio.Task[None] | None = None
 
     async def _on_all(self, command: str, *args: Any) -> list[Any]:
-        """What `command` of their shards returns on all ranks of this worker."""
+        """Call method `command` of the shards on all ranks of this worker; returns the results."""
         return await on_all_ranks(self._ranks, self.shard, command, *args)
 
     async def _look(self) -> Progress:
-        """Progress of the worker, by the tensors as they are now."""
+        """Progress of this worker, with digests of its tensors as they are now."""
         self._here = _joined(await self._on_all("progress"))
         return self._here
 
@@ -126,7 +126,7 @@ class Session:
                 if self._lacks and await self._wait_for_snapshot(self._roll):
                     self._is_stale = True
                     continue
-                return await self._end(self._roll)
+                return self._end(self._roll)
             roll = await self._meet(phase)
             if roll is None:
                 self._is_stale = True
@@ -147,17 +147,17 @@ class Session:
         """Wait for the next roll, and write it if that is for this worker to do.
 
         Returns:
-            The roll; None if the snapshot is there that this worker waits for.
+            The roll; None if the snapshot that this worker waits for is complete.
         """
-        number, growing = self._next_number(), pauses(_PAUSE_S, _LONGEST_PAUSE_S, _GROWTH)
-        objects, until_s, began_s = self._objects, self._until_s(), now_s()
+        number, pause_s, began_s = self._next_number(), _PAUSE_S, now_s()
+        objects = self._objects
         if self._living is None:
             self._living = asyncio.ensure_future(
                 give_signs(objects, self.name, self._timeouts.floor_s)
             )
-        meeting = _Meeting(turn_s=self._turn_s())
+        meeting = _Meeting(self._turn_s(), began_s)
         expected_s, absent_s, asked_s = min(self._absent_s, default=0.0), 0.0, 0.0
-        put = objects.put_call(number, self._call(phase), until_s)
+        put = objects.put_call(number, self._call(phase), self._until_s())
         roll, _ = await together(self._ask(number, meeting), put)
         while roll is None:
             if meeting.has_turn:
@@ -168,15 +168,14 @@ class Session:
             if self._lacks and self._roll is not None and await self._has_come(self._roll):
                 return None
             self._check_waits_in_vain(meeting)
-            left_s = expected_s - (now_s() - began_s)
-            await asyncio.sleep(max(next(growing), left_s))
-            asked_s = now_s() - began_s
+            await asyncio.sleep(max(pause_s, began_s + expected_s - now_s()))
+            pause_s, asked_s = min(_LONGEST_PAUSE_S, _GROWTH * pause_s), now_s() - began_s
             roll = await self._ask(number, meeting)
         self._absent_s.append(absent_s)
         return roll
 
     async def _ask(self, number: int, meeting: _Meeting) -> View | None:
-        """The roll, if it is there; beside it the reports, if this worker may have to write it."""
+        """Read the roll, if it exists, and the reports, if this worker may have to write it."""
         meeting.has_turn, asked_s = meeting.waited_s >= meeting.turn_s, now_s()
         reading = self._read_calls(number, meeting) if meeting.has_turn else together()
         roll, _ = await together(self._objects.roll(number, self._until_s()), reading)
@@ -205,7 +204,7 @@ class Session:
         return [name for name in names if name not in meeting.calls and name != self.name]
 
     async def _conclude(self, number: int, phase: Phase, meeting: _Meeting) -> View | None:
-        """Write the next roll if all are there that are to be waited for, or it was long enough."""
+        """Write the next roll, once all expected workers reported or the wait was long enough."""
         until_s, waited_s = self._until_s(), meeting.waited_s
         is_late = waited_s >= self._patience_s()
         lost = await self._lost.among(self._missing(meeting))
@@ -261,7 +260,7 @@ class Session:
         return max(_LEAST_TURN_S, self._timeouts.late() / 4)
 
     def _patience_s(self) -> float:
-        """How long the workers of the last roll are waited for."""
+        """Seconds to wait for the workers of the last roll."""
         late_s = self._timeouts.late()
         if self._roll is None or self.name in self._roll.names:
             # They end its exchanges when this worker does.
@@ -271,7 +270,7 @@ class Session:
         return late_s + self._timeouts.exchange(nbytes)
 
     def _turn_s(self) -> float:
-        """After how long this worker writes a roll itself: one after the other."""
+        """Seconds after which this worker writes the roll itself; each worker has its own turn."""
         if self._roll is None:
             return 0.0
         identities = [identity_of(name) for name in self._roll.names]
@@ -347,7 +346,7 @@ class Session:
             dealt=roll.position.dealt,
         )
 
-    async def _end(self, roll: View) -> Over:
+    def _end(self, roll: View) -> Over:
         check(
             not self._lacks,
             "end with the others",
@@ -374,7 +373,7 @@ class Session:
     # -- what is known of the run ------------------------------------------------------------------
 
     async def _learn_newest(self) -> None:
-        """Read what was decided without this worker."""
+        """Read the newest roll, written without this worker."""
         known = 0 if self._roll is None else self._roll.number
         if self._roll is None or not self._roll.is_over:
             number = await self._objects.newest_roll(known, self._until_s())
@@ -382,7 +381,7 @@ class Session:
                 self._learn(*await self._rolls([number]))
 
     def _learn(self, roll: View) -> None:
-        """Take `roll` for the newest, with the rounds that it tells of."""
+        """Remember `roll` as the newest, and its rounds."""
         if self._timeouts.round_s is None and roll.round_s is not None:
             self._timeouts.finished_round(roll.round_s)
         is_next = self._read_up_to == roll.number - 1
@@ -392,7 +391,7 @@ class Session:
         self._rounds |= {round.version: round for round in roll.rounds}
         if is_next:
             self._read_up_to = roll.number
-        # What the newest snapshot has need not be taken again.
+        # The newest snapshot has these rounds.
         least = roll.state.version
         self._rounds = {v: r for v, r in self._rounds.items() if v > least}
         self._digests = {v: d for v, d in self._digests.items() if v >= least}
@@ -433,7 +432,7 @@ class Session:
         began_s, at, how = now_s(), roll.position, ""
         is_further = self._here.version > at.version and not self._lacks and not roll.is_over
         if is_further and (is_since(self._here, roll) or await self._has_passed(at)):
-            # From a checkpoint, or late: the next roll says whether that is the run's.
+            # From a checkpoint, or late: the next roll decides.
             return True
         await self._read_rolls()
         if self._here.version < at.version and await self._replay(at):
@@ -450,7 +449,7 @@ class Session:
         return not self._lacks
 
     async def _has_passed(self, at: Progress) -> bool:
-        """Whether this worker was at the last roll's position before it took further steps."""
+        """True if this worker was at the last roll's position before its latest steps."""
         await self._read_rolls()
         # A checkpoint knows by its data shares in which roll it was taken.
         entered = self._began.get(self._here.dealt)
@@ -488,19 +487,19 @@ class Session:
         return False
 
     async def _has_come(self, roll: View) -> bool:
-        """Whether the snapshot is there that was being written when `roll` was."""
+        """True if the snapshot that was being written at the time of `roll` is complete."""
         return self._may_come(roll) and await self._objects.has_state(
-            roll.next_state, self._until_s(), ranks=self._ranks.size
+            roll.next_state, self._until_s()
         )
 
     def _may_come(self, roll: View) -> bool:
-        """Whether a snapshot was being written when `roll` was, that may be usable."""
+        """True if a snapshot was being written at the time of `roll`, that may be usable."""
         return bool(roll.next_state.writer) and roll.next_state not in self._unusable
 
     # -- after a round -----------------------------------------------------------------------------
 
     def log_round(self, ranks: Sequence[tuple[LoggedRound, Progress]]) -> None:
-        """Remember by which messages the run came to its version.
+        """Remember the messages of the round that was just applied.
 
         Args:
             ranks: what `Shard.logged` and the state say of it on each rank of this worker.
@@ -557,23 +556,27 @@ def _joined(ranks: Sequence[Progress]) -> Progress:
     return replace(first, digest=".".join(each.digest for each in ranks) if are_equal else "-")
 
 
+@dataclass
 class _Meeting:
-    """What is known while a worker waits for a roll.
+    """State of a worker that waits for a roll.
 
     Args:
         turn_s: after how long a wait this worker writes the roll.
-
-    Attributes:
-        listing_s: after how long it looks for workers that it does not know.
+        began_s: when the wait began.
+        listing_s: after how long it lists the reports of workers that it does not know.
+        last_arrival_s: after how long such a worker came last.
         has_turn: whether it has read the reports, to write the roll.
+        calls: reports by name.
     """
 
-    def __init__(self, *, turn_s: float) -> None:
-        self.turn_s, self.listing_s, self.last_arrival_s = turn_s, 0.0, 0.0
-        self.began_s, self.has_turn = now_s(), False
-        self.calls: dict[str, WorkerReport] = {}
+    turn_s: float
+    began_s: float
+    listing_s: float = 0.0
+    last_arrival_s: float = 0.0
+    has_turn: bool = False
+    calls: dict[str, WorkerReport] = field(default_factory=dict[str, WorkerReport])
 
     @property
     def waited_s(self) -> float:
-        """For how long, less the time in which the store did not answer: no call could come."""
+        """Seconds of waiting, without those in which the store did not answer."""
         return now_s() - self.began_s

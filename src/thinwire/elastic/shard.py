@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
 from thinwire.elastic.events import EventLog
@@ -41,6 +42,7 @@ class Leg(NamedTuple):
     until: Progress
 
 
+@dataclass(kw_only=True)
 class Shard:
     """One rank of a worker: every rank of it makes these calls in the same order.
 
@@ -53,30 +55,24 @@ class Shard:
         ranks: of the worker.
         give_up_s: for how long the store is asked.
 
-    Attributes:
         group: carries exchanges with the same rank of the other workers; None before the first
             round.
         written: the newest snapshot that this worker wrote.
         writing: the snapshot that is being written, if any.
+        is_awaited: another worker waits for that snapshot.
     """
 
-    def __init__(
-        self,
-        objects: RunObjects,
-        state: SharedState,
-        timeouts: Timeouts,
-        apply: Apply,
-        events: EventLog,
-        ranks: WorkerRanks,
-        *,
-        give_up_s: float,
-    ) -> None:
-        self.objects, self.state, self.timeouts = objects, state, timeouts
-        self.events, self.ranks, self._apply, self._give_up_s = events, ranks, apply, give_up_s
-        self.group: StoreGroup | None = None
-        self.written, self._is_awaited = NewestState(), False
-        self.writing: asyncio.Task[None] | None = None
-        self._shard = f".{ranks.index}" if ranks.size > 1 else ""
+    objects: RunObjects
+    state: SharedState
+    timeouts: Timeouts
+    apply: Apply
+    events: EventLog
+    ranks: WorkerRanks
+    give_up_s: float
+    group: StoreGroup | None = None
+    written: NewestState = field(default_factory=NewestState)
+    writing: asyncio.Task[None] | None = None
+    is_awaited: bool = False
 
     async def progress(self) -> Progress:
         """Progress by the tensors as they are now: a state that changed within a round has drifted,
@@ -99,7 +95,7 @@ class Shard:
             if len(there) < len(missed):
                 return False
             try:
-                await self._apply(Replay(there, until))
+                await self.apply(Replay(there, until))
             except _MALFORMED as error:
                 _LOG.info("the rounds do not follow on this worker's state: %s", error)
                 return False
@@ -110,9 +106,9 @@ class Shard:
         if not round.place:
             return None
         # All of them share this worker's link.
-        until_s = now_s() + self._give_up_s + round.nbytes / _SLOWEST_BYTES_PER_S
+        until_s = now_s() + self.give_up_s + round.nbytes / _SLOWEST_BYTES_PER_S
         messages = await self.objects.messages(
-            round.place, int(facts["workers"]), until_s, nbytes=round.nbytes, shard=self._shard
+            round.place, int(facts["workers"]), until_s, nbytes=round.nbytes
         )
         if messages is None:
             return None
@@ -121,11 +117,11 @@ class Shard:
     async def load(self, newest: NewestState) -> bool | None:
         """Take over a snapshot; None if it is not there, false if it cannot be used."""
         largest = 2 * self.state.shared_nbytes() + _HEADROOM_BYTES
-        file = await self.objects.state(newest, self._give_up_s, largest=largest, shard=self._shard)
+        file = await self.objects.state(newest, self.give_up_s, largest=largest)
         if file is None:
             return None
         try:
-            await self._apply(Load(unpack(file)))
+            await self.apply(Load(unpack(file)))
         except _MALFORMED as error:
             _LOG.warning("the snapshot of version %d cannot be used: %s", newest.version, error)
             return False
@@ -138,10 +134,8 @@ class Shard:
         if is_changed or self.group is None:
             self.leave_group()
             rank = roll.names.index(name)
-            self.group = StoreGroup(
-                self.objects, roll.names, rank, self.timeouts, shard=self._shard
-            )
-        self.group.roll, self._is_awaited = roll.number, bool(roll.lacking)
+            self.group = StoreGroup(self.objects, roll.names, rank, self.timeouts)
+        self.group.roll, self.is_awaited = roll.number, bool(roll.lacking)
         newest = roll.next_state
         if newest.writer == name and newest.roll == roll.number:
             self.writing = asyncio.ensure_future(
@@ -151,8 +145,8 @@ class Shard:
     async def close(self) -> None:
         """Leave, once the snapshot is written that another worker waits for, if any does."""
         self.leave_group()
-        if self.writing is not None and self._is_awaited:
-            await asyncio.wait([self.writing], timeout=self._give_up_s)
+        if self.writing is not None and self.is_awaited:
+            await asyncio.wait([self.writing], timeout=self.give_up_s)
 
     def leave_group(self) -> None:
         """Give up what is under way with the other workers."""
@@ -173,11 +167,11 @@ class Shard:
     # -- snapshots ---------------------------------------------------------------------------------
 
     async def _write(self, snapshot: Snapshot, newest: NewestState, *, before: NewestState) -> None:
-        objects, timeout_s = self.objects, self._give_up_s
+        objects, timeout_s = self.objects, self.give_up_s
         parts = snapshot_parts(snapshot)
         while True:
             try:
-                await objects.put_state(parts, newest, timeout_s, shard=self._shard)
+                await objects.put_state(parts, newest, timeout_s)
                 break
             except ThinwireError as error:
                 why = f"a snapshot of version {newest.version}: {error}"
@@ -185,7 +179,7 @@ class Shard:
                 await asyncio.sleep(self.timeouts.late())
         if self.ranks.index:
             return
-        while not await objects.has_state(newest, now_s() + timeout_s, ranks=self.ranks.size):
+        while not await objects.has_state(newest, now_s() + timeout_s):
             await asyncio.sleep(_LOOK_S)  # the worker's other ranks still write theirs
         self.written = newest
         if before.version < 0:

@@ -1,6 +1,6 @@
 """Snapshots as safetensors files: tensors, and facts as JSON in the file's metadata.
 
-Eight bytes say how long the header is, the header is JSON, the rest are the tensors' elements:
+Eight bytes with the length of the header, the header as JSON, then the tensors' elements:
 https://github.com/huggingface/safetensors, "Format".
 
 Files are written part by part from the tensors' own memory, so that a worker with 10 GB of state
@@ -77,7 +77,7 @@ def unpack(source: bytes | bytearray | memoryview) -> Snapshot:
     """The snapshot in a file that `snapshot_parts` made, perhaps on another machine.
 
     Args:
-        source: is copied.
+        source: the file; tensors are copies.
 
     Raises:
         ExchangeError: the file is damaged.
@@ -89,7 +89,7 @@ def unpack(source: bytes | bytearray | memoryview) -> Snapshot:
         end = _LENGTH_NBYTES + int.from_bytes(raw[:_LENGTH_NBYTES], "little")
         texts = json.loads(raw[_LENGTH_NBYTES:end])[_METADATA]
         facts = json.loads(texts[_FACTS])
-    except Exception as error:  # the library's own, and what torch says to impossible shapes
+    except Exception as error:  # of the library, and of torch for impossible shapes
         why = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:100]}"
         raise ExchangeError(
             "use what another worker sent",

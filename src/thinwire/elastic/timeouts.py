@@ -1,8 +1,7 @@
-"""How long to wait for other workers, and how often to try again."""
+"""How long to wait for other workers."""
 
 import statistics
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from thinwire.errors import check
@@ -15,7 +14,7 @@ _LONGEST_S = 3600.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ElasticOptions:
-    """How long a worker waits for others, and with how many it goes on.
+    """How long a worker waits for others, and how many it needs.
 
     Args:
         min_workers: with fewer, no round begins.
@@ -121,15 +120,3 @@ class Timeouts:
         if self._round_began_s is not None:
             self.finished_round(now_s - self._round_began_s)
         self._round_began_s = now_s
-
-
-def pauses(first_s: float, longest_s: float, growth: float = 2.0) -> Iterator[float]:
-    """Seconds between one try and the next: longer each time.
-
-    >>> growing = pauses(1.0, 5.0)
-    >>> [next(growing) for _ in range(4)]
-    [1.0, 2.0, 4.0, 5.0]
-    """
-    while True:
-        yield first_s
-        first_s = min(longest_s, growth * first_s)

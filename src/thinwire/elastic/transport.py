@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from thinwire.elastic.events import EventLog
 from thinwire.elastic.place import check_run_name, check_store
 from thinwire.elastic.roll import identity_of
 from thinwire.elastic.timeouts import ElasticOptions, Timeouts
-from thinwire.errors import ConfigurationError, RunStopped, ThinwireError, check
+from thinwire.errors import RunStopped, ThinwireError, check
 from thinwire.membership import (
     Answer,
     FixedMembership,
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from thinwire.elastic.shard import Shard
 
 T = TypeVar("T")
+_Answer: TypeAlias = "tuple[Load | Replay, concurrent.futures.Future[None]]"
 
 _UNMEASURED_ROUND_S = 60.0  # a round is taken to last so long until one was measured
 _FORMAT: Final = "4"
@@ -124,20 +125,7 @@ class Elastic(Transport, Membership):
             hub = HubAddress.read(store)
             token, run = token or hub.token(), run or hub.run
         check_run_name(run)
-        check(
-            (worker is None and workers is None) or 0 <= (worker or 0) < (workers or 0),
-            f"be worker {worker} of {workers}",
-            because="workers of a fixed number are numbered from 0",
-            do="pass workers=K and worker=0 to K-1, or neither where workers come and go",
-        )
-        if identity is None:
-            identity = f"worker-{secrets.token_hex(4)}" if worker is None else f"worker {worker}"
-        check(
-            identity.isprintable() and len(identity) <= _LONGEST_NAME,
-            f"call a worker {identity[:50]!r}",
-            because="its name is part of the names of objects",
-            do=f"pass up to {_LONGEST_NAME} printable characters",
-        )
+        identity = _checked_identity(identity, worker, workers)
         if token is None and os.environ.get(TOKEN_VARIABLE):
             token = find_token()
         # Here, because these need what a description of the worker does not.
@@ -158,7 +146,14 @@ class Elastic(Transport, Membership):
             unmeasured_s=max(_UNMEASURED_ROUND_S, least_wait_s),
             fixed_s=self._options.timeout_s,
         )
-        self._objects = RunObjects(self._store, run, token, workers=workers or 0)
+        self._objects = RunObjects(
+            self._store,
+            run,
+            token,
+            workers=workers or 0,
+            index=self._ranks.index,
+            ranks=self.ranks,
+        )
         self._description = {
             "thinwire": __version__,
             "objects": _FORMAT,
@@ -166,9 +161,7 @@ class Elastic(Transport, Membership):
         }
         self._thread: LoopThread | None = None
         self._asked_to_leave: Callable[[], bool] = lambda: False
-        self._answers: queue.SimpleQueue[
-            tuple[Load | Replay, concurrent.futures.Future[None]] | None
-        ] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[_Answer | None] = queue.SimpleQueue()
         self._session: Session | None = None  # of the first rank
         self._shard: Shard | None = None
         self._name, self._names, self._may_end = identity, (identity,), True
@@ -181,7 +174,6 @@ class Elastic(Transport, Membership):
                 rank=worker,
                 timeout_s=self._options.timeout_s or _FIXED_TIMEOUT_S,
                 keep=keep,
-                shard=f".{self._ranks.index}" if self.ranks > 1 else "",
             )
             self._fixed.is_asked_to_leave = lambda: self._asked_to_leave()
             self._names = self._fixed.names
@@ -191,22 +183,22 @@ class Elastic(Transport, Membership):
 
     @property
     def rank(self) -> int:
-        """This worker's place among those of the round."""
+        """Rank of this worker in the round."""
         return 0 if self._name not in self._names else self._names.index(self._name)
 
     @property
     def world_size(self) -> int:
-        """The workers of the round."""
+        """Number of workers in the round."""
         return len(self._names)
 
     @property
     def added_nbytes(self) -> int:
-        """What sealing adds; nothing without a token."""
+        """Bytes that sealing adds; 0 without a token."""
         return self._objects.sealed.added_nbytes
 
     @property
     def service_requests(self) -> Mapping[str, int]:
-        """What the store was asked for since this was built."""
+        """Requests to the store so far."""
         return asdict(self._store.requests)
 
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
@@ -250,12 +242,12 @@ class Elastic(Transport, Membership):
             self._name = self._ranks.gather(name)[0]
             self._names = (self._name,)
             self._shard = Shard(
-                self._objects,
-                state,
-                self._timeouts,
-                self._apply,
-                self.events,
-                self._ranks,
+                objects=self._objects,
+                state=state,
+                timeouts=self._timeouts,
+                apply=self._apply,
+                events=self.events,
+                ranks=self._ranks,
                 give_up_s=self._options.give_up_s,
             )
             if self._ranks.is_first:
@@ -269,10 +261,9 @@ class Elastic(Transport, Membership):
     def _introduced(self) -> str:
         """Compare this rank with the run; returns the name of the worker's process, if first."""
         until_s = time.monotonic() + self._options.give_up_s
-        ending = f".{self._ranks.index}" if self._ranks.index else ""
         objects, thread, by = self._objects, self._thread, secrets.token_hex(8)
         assert thread is not None
-        checking = objects.check_description(self._description, by, until_s, shard=ending)
+        checking = objects.check_description(self._description, by, until_s)
         thread.result(checking, self._asked_to_leave)
         if not self._ranks.is_first:
             return ""
@@ -290,8 +281,7 @@ class Elastic(Transport, Membership):
         """Meet the others, and catch up with them if this worker is behind."""
         from thinwire.elastic.worker_ranks import end_following, follow
 
-        shard, session = self._joined(), self._session
-        thread = self._thread
+        shard, session, thread = self._joined(), self._session, self._thread
         assert thread is not None
         if session is None:
             outcome = yield from self._pumped(follow(self._ranks, shard))
@@ -302,17 +292,16 @@ class Elastic(Transport, Membership):
                 thread.run(end_following(self._ranks, error))
                 raise
             thread.run(end_following(self._ranks, outcome))
-        assert isinstance(outcome, Go | Over)
-        if isinstance(outcome, Over):
+        self._may_end = isinstance(outcome, Over)
+        if self._may_end:
             shard.leave_group()
         assert outcome.plan is not None
-        self._may_end = isinstance(outcome, Over)
         # At the end of a run this worker is among those of the last round, or alone.
         self._names = tuple(outcome.plan.names)
         yield outcome
 
     def _pumped(self, work: Coroutine[Any, Any, Go | Over]) -> Generator[Answer, None, Go | Over]:
-        """Hand what is to be applied to the loop, until `work` is done."""
+        """Yield what the loop is to apply, until `work` is done."""
         from thinwire.elastic.loop_thread import LOOK_S, stopped
 
         assert self._thread is not None
@@ -349,18 +338,18 @@ class Elastic(Transport, Membership):
         return identity_of(self._names[rank])
 
     def log_round(self, record: RoundRecord) -> None:
-        """Keep where the messages of the round are, for workers that missed it."""
+        """Record the place of the round's messages, for workers that missed it."""
         logged = self._joined().logged(record), self._state.progress()
         ranks = self._ranks.gather(logged)
         if self._session is not None:
             self._session.log_round(ranks)
 
     def may_end(self) -> bool:
-        """Whether the run ended where this worker is, as far as it knows."""
+        """False if the others continued without this worker, as far as it knows."""
         return self._may_end
 
     def report(self, metrics: WorkerMetrics) -> None:
-        """Have the others know it, once this worker has joined."""
+        """Show `metrics` to the others, once this worker has joined."""
         if self._session is not None:
             self._session.metrics = metrics
 
@@ -378,12 +367,7 @@ class Elastic(Transport, Membership):
             thread.close()
 
     def _joined(self) -> Shard:
-        if self._shard is None:
-            raise ConfigurationError(
-                "exchange anything with the others",
-                because="this worker has not joined them",
-                do="call join() first, or use the transport through OuterLoop, which does",
-            )
+        assert self._shard is not None, "join() comes first; an OuterLoop calls it"
         return self._shard
 
 
@@ -391,7 +375,7 @@ class FixedElastic(FixedMembership, Elastic):
     """`Elastic` with `workers`: the same workers to the end."""
 
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
-        """Start an exchange; it goes on in a thread, after those that were started before."""
+        """Start an exchange; it runs in a thread, after earlier ones."""
         carries = in_process(1)[0] if self.world_size == 1 else self._fixed
         return carries.run(posts, tag)
 
@@ -404,5 +388,24 @@ class FixedElastic(FixedMembership, Elastic):
         return self._names[rank]
 
     def leave(self) -> None:
-        """End the thread; exchanges under way fail. What was written stays."""
+        """End the thread; exchanges under way fail. Objects in the store stay."""
         self._fixed.close()
+
+
+def _checked_identity(identity: str | None, worker: int | None, workers: int | None) -> str:
+    """The worker's name in the run: as given, or by its number, or random."""
+    check(
+        (worker is None and workers is None) or 0 <= (worker or 0) < (workers or 0),
+        f"be worker {worker} of {workers}",
+        because="workers of a fixed number are numbered from 0",
+        do="pass workers=K and worker=0 to K-1, or neither where workers come and go",
+    )
+    if identity is None:
+        return f"worker-{secrets.token_hex(4)}" if worker is None else f"worker {worker}"
+    check(
+        identity.isprintable() and len(identity) <= _LONGEST_NAME,
+        f"call a worker {identity[:50]!r}",
+        because="its name is part of the names of objects",
+        do=f"pass up to {_LONGEST_NAME} printable characters",
+    )
+    return identity

@@ -1,4 +1,4 @@
-"""A run over an object store, looked at from outside: only objects are read."""
+"""A run over an object store, seen from outside: only objects are read."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _PATIENCE_S = 30.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BucketStatus:
-    """What lies in the store of a run.
+    """State of a run in its store.
 
     Args:
         roll: the newest one; None before the first.
         roll_age_s: since it was written, by the store's clock and this machine's.
-        calls: what workers say before the next roll, one for each identity.
+        calls: reports of workers before the next roll, one for each identity.
         signs_s: age of each worker's last sign of life, by its name.
     """
 
@@ -38,7 +38,7 @@ class BucketStatus:
 
 
 class BucketWatch:
-    """Reads how far a run is; takes no part in it and needs no permission to write.
+    """Reads the state of a run, without taking part and without permission to write.
 
     Args:
         url: of the store, as `tw.transport.Elastic` takes it.
@@ -54,7 +54,7 @@ class BucketWatch:
         check_run_name(run)
         self._url, self._run = url, run
         folder = urlsplit(url)
-        # What only looks must not make the folder, as opening it does.
+        # Reading must not create the folder, as opening it does.
         if folder.scheme == "file" and not Path(url2pathname(folder.path)).is_dir():
             raise self._nothing("there is no such folder")
         store = ObjectStore(url, token=token)
@@ -63,7 +63,7 @@ class BucketWatch:
         self._number = 0
 
     def look(self) -> BucketStatus:
-        """What lies there now.
+        """Read the present state.
 
         Raises:
             ConfigurationError: there is nothing of that run. MismatchError: it was written with

@@ -1,4 +1,4 @@
-"""What the ranks of one elastic worker tell each other, so that all of them do the same."""
+"""Agreement among the ranks of one elastic worker, so that all of them do the same."""
 
 import asyncio
 import concurrent.futures
@@ -44,7 +44,7 @@ class WorkerRanks:
         if group is None:
             return
         members = dist.get_process_group_ranks(group_of(group))
-        # Of its own: what is said here must not stand between the trainer's collectives.
+        # A separate group: these collectives must not mix with the trainer's.
         self._group = dist.new_group(
             members, backend="gloo", timeout=_TIMEOUT, use_local_synchronization=True
         )
@@ -75,7 +75,7 @@ class WorkerRanks:
         return found
 
     def agreed(self, work: Callable[[], T]) -> T:
-        """What `work` returns on this rank; raises what it raised on any of them."""
+        """Result of `work` on this rank; raises the error of any rank."""
         results: list[T] = []
         raised: ThinwireError | None = None
         try:
@@ -112,7 +112,7 @@ async def on_all_ranks(ranks: WorkerRanks, target: object, command: str, *args: 
         args: such that they can be pickled.
 
     Returns:
-        What it returned on each rank, in rank order.
+        Results of all ranks, in rank order.
 
     Raises:
         ThinwireError: what it raised on any of them.
@@ -122,14 +122,14 @@ async def on_all_ranks(ranks: WorkerRanks, target: object, command: str, *args: 
 
 
 async def follow(ranks: WorkerRanks, target: object) -> Any:
-    """Do on this rank what the first one calls, until it calls `end_following`.
+    """Call on this rank what the first rank calls, until it calls `end_following`.
 
     Returns:
-        What that was given, or raises it if it is an error.
+        The outcome passed there; raises it if it is an error.
     """
     while True:
-        told: list[Any] = await ranks.gather_async(None)
-        match told[0]:
+        gathered: list[Any] = await ranks.gather_async(None)
+        match gathered[0]:
             case str() as command, args:
                 await _outcomes(ranks, target, command, args)
             case BaseException() as error:
@@ -174,7 +174,7 @@ class AgreedRound(Round[T]):
         self._inner, self._ranks = inner, ranks
 
     def wait(self) -> T:
-        """What the exchange returned; raises what stopped that of any rank."""
+        """Result of the exchange; raises the error of any rank."""
         return self._ranks.agreed(self._inner.wait)
 
     def arrived_s(self) -> float | None:

@@ -1,1 +1,1 @@
-"""What keeps strangers out of a run: its token, and what is derived from it."""
+"""The token of a run, and keys, seals and certificates derived from it."""

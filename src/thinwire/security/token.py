@@ -33,7 +33,7 @@ class Token:
             do=f"pass {_SHORTEST} or more, such as: openssl rand -hex 16",
         )
         self._key = hashlib.sha256(
-            # What is no text in the environment comes as surrogates.
+            # Bytes in the environment that are not text come as surrogates.
             b"thinwire token" + secret.encode(errors="surrogateescape")
         ).digest()
 

@@ -362,8 +362,8 @@ async def together(*work: Awaitable[Any]) -> list[Any]:
     >>> asyncio.run(both())
     [1, 1]
     """
-    if len(work) == 1:
-        return [await work[0]]
+    if len(work) < 2:
+        return [await each for each in work]
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         return list(await asyncio.gather(*tasks))
