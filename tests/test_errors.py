@@ -1,8 +1,16 @@
-"""The error for a name that is not known."""
+"""Errors for names that are not known, and for numbers out of range."""
+
+import math
 
 import pytest
 
-from thinwire.errors import ConfigurationError, CorpusError, unknown_name
+from thinwire.errors import (
+    ConfigurationError,
+    CorpusError,
+    check_range,
+    check_whole,
+    unknown_name,
+)
 
 KNOWN = ("ddp", "diloco", "MuLoCo", "")
 
@@ -24,3 +32,25 @@ def test_reason_advice_and_kind_may_be_others() -> None:
     error = unknown_name("find corpus 'x'", "x", KNOWN, **more)
     assert str(error) == "cannot find corpus 'x'; because it is gone; do: look"
     assert type(error) is CorpusError
+
+
+@pytest.mark.parametrize(
+    ("check", "value", "limits", "word"),
+    [
+        *((check_range, value, {}, r"lie in \[0, inf\)") for value in (-1e-9, math.nan, math.inf)),
+        (check_range, 1.0, {"below": 1}, r"set it to 1.0; .* lie in \[0, 1\)"),
+        (check_range, 1.5, {"most": 1}, r"lie in \[0, 1\]"),
+        *((check_whole, value, {}, "a whole number from 1") for value in (0, True, 1.5, "3")),
+        (check_whole, 5, {"least": 0, "most": 4}, "set it to 5; .* from 0 to 4"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(check, value, limits, word: str) -> None:
+    with pytest.raises(ConfigurationError, match=word):
+        check("it", value, **limits)
+
+
+def test_the_ends_of_a_range_belong_to_it_as_the_brackets_say() -> None:
+    for value, limits in ((0, {}), (0.999, {"below": 1}), (1, {"most": 1})):
+        check_range("it", value, **limits)
+    for value, limits in ((1, {}), (0, {"least": 0}), (4, {"most": 4})):
+        check_whole("it", value, **limits)

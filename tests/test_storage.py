@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from thinwire.errors import ConfigurationError
-from thinwire.storage import Ledger, OnDevice, OnHost, choose_storage
+from thinwire.storage import Ledger, OnDevice, OnHost, StoredTensor, choose_storage
 
 CPU = torch.device("cpu")
 N_BYTES = 4 * 8
@@ -69,15 +69,16 @@ def test_threads_may_fetch_while_others_keep() -> None:
     held = [storage.zeros(8) for _ in range(50)]
     errors: list[BaseException] = []
 
-    def work() -> None:
+    def work(mine: list[StoredTensor]) -> None:
         try:
-            for each in held:
+            for each in mine:
                 each.fetch()
                 each.release()
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=work) for _ in range(2)]
+    # One thread uses a tensor at a time: together they change the ledger that both count in.
+    threads = [threading.Thread(target=work, args=(held[half::2],)) for half in range(2)]
     for thread in threads:
         thread.start()
     more = [storage.zeros(8) for _ in range(200)]

@@ -104,12 +104,8 @@ class FragmentBuilder:
         )
         return Automatic().bind(context)
 
-    def describe(self, fragments: Sequence[FragmentState]) -> dict[str, str]:
+    def describe(self, layouts: Sequence[Layout]) -> dict[str, str]:
         """All that must be equal on all workers, and in a checkpoint, as one text per field."""
-        return self.describe_layouts([fragment.layout for fragment in fragments])
-
-    def describe_layouts(self, layouts: Sequence[Layout]) -> dict[str, str]:
-        """`describe`, before the fragments have states."""
         parameters = self._live.parameters
         segments = [layout.segments for layout in layouts]
         shardings = {name: sharding_of(p) for name, p in parameters.items()}

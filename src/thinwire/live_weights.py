@@ -117,11 +117,6 @@ class LiveWeights:
         parts = flat.split([s.numel() for s in shards])
         return {n: part.view(s.shape) for n, s, part in zip(names, shards, parts, strict=True)}
 
-    def as_written(self, names: Sequence[str], flat: Tensor) -> Tensor:
-        """`flat` as `read` would return it after `write`: rounded to the local weights' dtypes."""
-        parts = self.unflatten(names, flat).items()
-        return self.flatten(values.to(self.parameters[name].dtype) for name, values in parts)
-
     def write(self, names: Sequence[str], flat: Tensor) -> None:
         """Put `flat` into the local weights, rounded to their dtype."""
         self._copy_in(names, self.unflatten(names, flat).values())
@@ -194,11 +189,11 @@ class LiveWeights:
         # FSDP2 shows weights that are gathered in the place of its parameters.
         self.forget_gathered_weights()
         now = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        names = sorted(now.keys() | self.parameters.keys())
-        for name in names:
-            check(
-                now.get(name) is self.parameters.get(name),
-                f"exchange a model whose parameter {name!r} was frozen, unfrozen or replaced",
+        mine = self.parameters
+        changed = sorted(n for n in now.keys() | mine.keys() if now.get(n) is not mine.get(n))
+        if changed:
+            raise ConfigurationError(
+                f"exchange a model whose parameter {changed[0]!r} was frozen, unfrozen or replaced",
                 because="the outer loop laid out the trainable parameters when it was built",
                 do="load weights in place, by load_state_dict(state) without assign=True; "
                 "otherwise flush() and close() this outer loop and build a new one",
@@ -211,10 +206,11 @@ class LiveWeights:
     def _check_stepped(self) -> None:
         mine = {id(p) for p in self.parameters.values()}
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
-        for p in (p for group in groups for p in cast(list[Tensor], group["params"])):
-            check(
-                not p.requires_grad or id(p) in mine,
-                f"train with an optimizer that steps a parameter of shape {list(p.shape)}",
+        stepped = (p for group in groups for p in cast(list[Tensor], group["params"]))
+        stray = [p for p in stepped if p.requires_grad and id(p) not in mine]
+        if stray:
+            raise ConfigurationError(
+                f"train with an optimizer that steps a parameter of shape {list(stray[0].shape)}",
                 because="the outer loop was built with a model that does not hold it",
                 do="pass the module that holds all parameters the optimizer steps",
             )

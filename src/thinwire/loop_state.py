@@ -41,7 +41,7 @@ class LoopState(SharedState):
     def __init__(self, builder: FragmentBuilder, *, workers: int, rank: int) -> None:
         self._builder = builder
         self.fragments = builder.fragments()
-        self.description = builder.describe(self.fragments)
+        self.description = builder.describe([each.layout for each in self.fragments])
         self.step = self.version = self.dealt = 0
         self.ended_at_step = -1
         self.name = ""

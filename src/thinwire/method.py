@@ -24,6 +24,7 @@ from thinwire import aggregate, codecs, exchange, feedback, fragments, inner, ou
 from thinwire.aggregate import Aggregate, MeanOverWorkers
 from thinwire.codecs import Codec, Identity
 from thinwire.errors import (
+    ConfigurationError,
     LossyReduceScatterWarning,
     ThinwireError,
     check,
@@ -268,15 +269,14 @@ class Method:
             read = {key: value for key, value in description.items() if key not in {"kind", "name"}}
             mine, theirs = flatten_description(method.describe()), flatten_description(read)
             different = first_difference(mine, theirs)
-            reason = None if different is None else f"its {different} differs"
+            if different is not None:
+                raise ValueError(f"its {different} differs")
         except (LookupError, TypeError, ValueError, AttributeError, ThinwireError) as error:
-            reason = str(error)
-        check(
-            reason is None,
-            "read the method of a run",
-            because=f"it is of another version of this package: {reason}",
-            do="read it with the version of thinwire that wrote it",
-        )
+            raise ConfigurationError(
+                "read the method of a run",
+                because=f"it is of another version of this package: {error}",
+                do="read it with the version of thinwire that wrote it",
+            ) from error
         return method
 
     def fingerprint(self) -> str:

@@ -94,7 +94,7 @@ class AsyncWorker:
         self._live.write(names, flat)
         # Rounding to the local weights' dtype is not movement.
         self._start.fetch()
-        self._start.store(self._live.as_written(names, flat).clone())
+        self._start.store(self._live.read(names))
         self.assignment = assignment
 
     @torch.no_grad()

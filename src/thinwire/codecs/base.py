@@ -27,10 +27,7 @@ class BoundCodec(ABC):
     """
 
     pieces: Sequence[CodecPiece]
-    """Parts of the vector that are encoded apart from each other, in the payload's order.
-
-    By default one: all of it.
-    """
+    """Parts of the vector that are encoded apart, in the payload's order; by default one."""
 
     def __init__(self, id: str, layout: Layout, nbytes: int) -> None:
         self.id, self.layout, self.nbytes = id, layout, nbytes
@@ -38,7 +35,7 @@ class BoundCodec(ABC):
         self.pieces = (CodecPiece(part=whole, codec=self, where=slice(0, nbytes)),)
 
     def prepare(self, device: torch.device) -> None:  # noqa: B027 - most have nothing to prepare
-        """Load and compile what encodes vectors on `device`, before the first of them is there.
+        """Load and compile the kernels for vectors on `device`, before the first is encoded.
 
         By default nothing.
         """
@@ -116,7 +113,7 @@ class BoundCodec(ABC):
     def largest(self, payload: Tensor, round: int = 0) -> Tensor:
         """A bound on the magnitudes of the coefficients, fp32 []; inf or NaN if one is not finite.
 
-        It costs less than decoding where a payload says how large its numbers are.
+        It costs less than decoding where a payload holds the levels of its numbers.
 
         Raises:
             ExchangeError: `payload` is not one of this codec.
@@ -160,7 +157,7 @@ class CodecPiece:
 
     Args:
         part: of the vector.
-        codec: of the part, seen as a vector of its own.
+        codec: of the part, seen as a whole vector.
         where: its bytes in the payload of the whole vector.
     """
 
@@ -231,14 +228,16 @@ class PiecewiseCodec(BoundCodec):
 
     def largest(self, payload: Tensor, round: int = 0) -> Tensor:
         """The largest of all pieces."""
-        found = [piece.codec.largest(sent, round) for piece, (sent,) in self._split([payload])]
-        return torch.stack(found).amax() if found else torch.zeros((), device=payload.device)
+        found = [torch.zeros((), device=payload.device)]
+        found += [piece.codec.largest(sent, round) for piece, (sent,) in self._split([payload])]
+        return torch.stack(found).amax()
 
     def squared_norm(self, payload: Tensor, round: int = 0) -> Tensor:
         """The sum over all pieces."""
-        found = [piece.codec.squared_norm(sent, round) for piece, (sent,) in self._split([payload])]
+        pieces = self._split([payload])
+        found = [piece.codec.squared_norm(sent, round) for piece, (sent,) in pieces]
         zero = torch.zeros((), dtype=torch.float64, device=payload.device)
-        return torch.stack(found).sum() if found else zero
+        return torch.stack([zero, *found]).sum()
 
     def to_vector(self, coefficients: Tensor) -> Tensor:
         """Invert part by part."""
@@ -283,13 +282,10 @@ class Codec(ABC):
     """The name of the byte format. An id never changes its meaning: new bytes need a new id."""
 
     sharding_loss: str | None = None
-    """Why a shard's owner, which encodes a mean again, loses much of it; None if it does not.
-
-    `Method` warns with it of a reduce-scatter without owner feedback.
-    """
+    """Why an owner that encodes a shard's mean again loses much of it; None if it does not."""
 
     is_sparse: bool = False
-    """Whether it leaves numbers out, which then decode to zero. By default it does not."""
+    """True if it leaves numbers out, which then decode to zero."""
 
     @abstractmethod
     def bind(self, layout: Layout, *, device: torch.device | None = None) -> BoundCodec:
@@ -352,7 +348,7 @@ class PerRole(Codec):
     """Parameters are written by the codec of their role: matrix, embedding, head or vector.
 
     Args:
-        default: for roles without a codec of their own.
+        default: for roles without a codec.
         embedding: for embeddings, and heads tied to one.
         head: for the output head.
         vector: for norms' gains and biases.
@@ -375,12 +371,12 @@ class PerRole(Codec):
 
     @property
     def sharding_loss(self) -> str | None:
-        """What shards lose, by the first of the codecs that loses anything; None without a loss."""
+        """The loss of the first codec that has one; None without a loss."""
         return next((c.sharding_loss for _, c in self._codecs() if c.sharding_loss), None)
 
     @property
     def is_sparse(self) -> bool:
-        """Whether any of the codecs is."""
+        """True if any of the codecs is sparse."""
         return any(codec.is_sparse for _, codec in self._codecs())
 
     def bind(self, layout: Layout, *, device: torch.device | None = None) -> BoundCodec:

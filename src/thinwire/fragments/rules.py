@@ -73,7 +73,28 @@ class Whole(Fragments):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Strided(Fragments):
+class _ByLayers(Fragments):
+    layers: int = 3
+    offsets: Offsets = field(default_factory=Spread)
+
+    def __post_init__(self) -> None:
+        check_whole(f"layers of {type(self).__name__}", self.layers)
+
+    @abstractmethod
+    def _fragment_of(self, layer: int, count: int) -> int:
+        """The fragment of a layer, of `count` fragments."""
+
+    def plan(self, parts: Sequence[Part], *, sync_every: int) -> tuple[Fragment, ...]:
+        """Fragments of layers, and one of the parameters outside of the stack, if there are any."""
+        layers = _layers(type(self).__name__, parts)
+        count = -(-len(set(layers.values())) // self.layers)
+        home = dict.fromkeys((part.name for part in parts), count)
+        home |= {name: self._fragment_of(layer, count) for name, layer in layers.items()}
+        return _fill(parts, home, max(home.values()) + 1, self.offsets, sync_every)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Strided(_ByLayers):
     """Layer l of L goes to fragment l mod n, n = ceil(L / layers); the rest is the last fragment.
 
     The rest is outside of the stack of layers: embedding, final norm and head. Layers
@@ -95,22 +116,12 @@ class Strided(Fragments):
     Source: Streaming DiLoCo (arXiv 2501.18512), section 3: three layers, strided.
     """
 
-    layers: int = 3
-    offsets: Offsets = field(default_factory=Spread)
-
-    def __post_init__(self) -> None:
-        check_whole("layers of Strided", self.layers)
-
-    def plan(self, parts: Sequence[Part], *, sync_every: int) -> tuple[Fragment, ...]:
-        """Fragments of every n-th layer, and one of the rest."""
-        layers = _layers("Strided", parts)
-        count = _fragments_for(layers, self.layers)
-        home = {name: layer % count for name, layer in layers.items()}
-        return _fill_with_rest(parts, home, count, self.offsets, sync_every)
+    def _fragment_of(self, layer: int, count: int) -> int:
+        return layer % count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sequential(Fragments):
+class Sequential(_ByLayers):
     """Layer l goes to fragment floor(l / layers); parameters outside of the stack are the last one.
 
     Layers without trainable parameters are not counted.
@@ -131,18 +142,9 @@ class Sequential(Fragments):
     Source: Streaming DiLoCo (arXiv 2501.18512), section 3, the alternative to strided.
     """
 
-    layers: int = 3
-    offsets: Offsets = field(default_factory=Spread)
-
-    def __post_init__(self) -> None:
-        check_whole("layers of Sequential", self.layers)
-
-    def plan(self, parts: Sequence[Part], *, sync_every: int) -> tuple[Fragment, ...]:
-        """Fragments of neighbouring layers, and one of the rest."""
-        layers = _layers("Sequential", parts)
-        home = {name: layer // self.layers for name, layer in layers.items()}
-        count = _fragments_for(layers, self.layers)
-        return _fill_with_rest(parts, home, count, self.offsets, sync_every)
+    def _fragment_of(self, layer: int, count: int) -> int:
+        del count
+        return layer // self.layers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -313,18 +315,6 @@ def _layers(rule: str, parts: Iterable[Part]) -> dict[str, int]:
         )
     place = {layer: index for index, layer in enumerate(sorted(set(layers.values())))}
     return {name: place[layer] for name, layer in layers.items()}
-
-
-def _fragments_for(layers: Mapping[str, int], layers_per_fragment: int) -> int:
-    return -(-len(set(layers.values())) // layers_per_fragment)
-
-
-def _fill_with_rest(
-    parts: Sequence[Part], home: Mapping[str, int], count: int, offsets: Offsets, sync_every: int
-) -> tuple[Fragment, ...]:
-    """`_fill`, with one more fragment for parts that are not in `home`, if there are any."""
-    complete = {part.name: home.get(part.name, count) for part in parts}
-    return _fill(parts, complete, max(complete.values()) + 1, offsets, sync_every)
 
 
 def _fill(

@@ -52,7 +52,7 @@ class DelayedNesterov(ElementwiseOptimizer):
     def __post_init__(self) -> None:
         check_range("the outer lr", self.lr, most=LARGEST_RATE)
         check_range("the outer momentum", self.momentum, below=1)
-        check_whole("every, the arrivals per step of the momentum", self.every)
+        check_whole("every, the arrivals per step of the momentum,", self.every)
         # N arrivals take the whole momentum at most.
         check_range(f"c with every={self.every}", self.c, most=1 / self.every)
 

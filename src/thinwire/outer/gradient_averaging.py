@@ -124,6 +124,9 @@ class _GradientState(OuterState):
         else:
             yield ChangedVector(gradients, lambda _, values: values.mul_(scale))
 
+    def on_sent(self, delta: LazyVector) -> None:
+        del delta
+
     def apply(self, mean: StreamedVector) -> None:
         parameters = [self.live.parameters[name] for name in self._names]
         # A worker that resumed in mid-flight has none.

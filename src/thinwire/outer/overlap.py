@@ -106,6 +106,9 @@ class DelayState(OuterState):
         with self._vector.reading() as anchor:
             yield _Movement(self._live.open(), anchor, is_rounded=not self._alone)
 
+    def on_sent(self, delta: LazyVector) -> None:
+        """Do nothing: the local weights stay as they are until the mean is applied."""
+
     def contribution(self, delta: LazyVector) -> LazyVector:
         """`delta`, or the local weights."""
         if not self._vector.averages_weights:

@@ -46,9 +46,9 @@ class OuterState(ABC):
         with self.measure() as delta:
             return delta.whole()
 
+    @abstractmethod
     def on_sent(self, delta: LazyVector) -> None:
-        """`delta`, which `measure` gave, is finite and goes out now; by default nothing happens."""
-        del delta
+        """`delta`, which `measure` gave, is finite and goes out now."""
 
     def contribution(self, delta: LazyVector) -> LazyVector:
         """The vector that is sent for `delta`, which `measure` gave: by default `delta`.

@@ -135,21 +135,12 @@ def _bin_mean(x, codes, code, level, eighth, scratch):
 def _pack(codes, packed, bits):
     """Planar: byte j has the codes j, j + m, j + 2m, ... from its lowest bits up."""
     m = len(packed)
-    if bits == 4:
-        a, b = codes[:m], codes[m : 2 * m]
+    for j in range(m):
+        packed[j] = np.uint8(codes[j])
+    for plane in range(1, 8 // bits):
+        a, shift = codes[plane * m : (plane + 1) * m], _I(plane * bits)
         for j in range(m):
-            packed[j] = np.uint8(a[j] | b[j] << 4)
-    elif bits == 2:
-        a, b, c, d = codes[:m], codes[m : 2 * m], codes[2 * m : 3 * m], codes[3 * m : 4 * m]
-        for j in range(m):
-            packed[j] = np.uint8(a[j] | b[j] << 2 | c[j] << 4 | d[j] << 6)
-    else:
-        for j in range(m):
-            packed[j] = np.uint8(codes[j])
-        for plane in range(1, 8):
-            a = codes[plane * m : (plane + 1) * m]
-            for j in range(m):
-                packed[j] |= np.uint8(a[j] << plane)
+            packed[j] |= np.uint8(a[j] << shift)
 
 
 @compiled
@@ -253,8 +244,7 @@ def affine_encode(x, delta, decay, out, grid, factor):
         put_f32(record, 0, origin)
         put_f32(record, 4, step)
         packed = record[8 : 8 + _N]
-        for i in range(_N):
-            packed[i] = np.uint8(codes[i])
+        _pack(codes, packed, 8)
         for i in range(_N):
             numbers[i] -= _F(codes[i]) * step + origin
 
