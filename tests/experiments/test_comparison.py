@@ -69,7 +69,7 @@ SEARCH = {"seeds": (0, 1), "tuning": Tuning(candidates={"": RATES})}
         ({"seeds": ()}, "seeds is empty"),
         ({"workers": (3,)}, "global batch of 16"),
         ({"workers": (4, 0)}, "workers=0"),
-        ({"sync_every": (0,)}, "sync_every=0"),
+        ({"sync_every": (0,)}, "set sync_every to 0"),
         ({"changes": {"stepps": 3}}, "stepps"),
         ({"changes": {"data.length": 3}}, "length"),
         ({"baseline": "sparseloco"}, "the rows are ddp, diloco, muloco"),
