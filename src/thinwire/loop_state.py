@@ -313,6 +313,11 @@ def migrate_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
+def is_of_elastic_run(state: Mapping[str, Any]) -> bool:
+    """Whether an outer loop of an elastic run wrote `state`, which then names contributors."""
+    return "counted" in state["fragments"][0]
+
+
 def without_flights(state: Mapping[str, Any]) -> dict[str, Any]:
     """`state` as if no round in flight had counted: the next one sends what they sent."""
     fragments: list[dict[str, Any]] = []
@@ -333,7 +338,7 @@ def snapshot_of(state: Mapping[str, Any], *, sync_every: int) -> Snapshot:
     """What other workers share of the state of an outer loop that has nothing in flight."""
     run, fragments = state["run"], state["fragments"]
     workers, step, dealt = int(run["workers"]), int(state["step"]), int(state["dealt"])
-    if "counted" not in fragments[0]:  # a fixed run, which assigns K shares a round
+    if not is_of_elastic_run(state):  # but K shares a round were assigned
         dealt += (step // sync_every + 1) * workers
     tracks = [
         {"sends": each["sends"], "sent_at_step": each["sent_at_step"]}

@@ -29,6 +29,7 @@ from thinwire.handshake import (
 from thinwire.live_weights import LiveWeights, local_shard
 from thinwire.loop_state import (
     LoopState,
+    is_of_elastic_run,
     migrate_state,
     next_after,
     record_of,
@@ -641,7 +642,8 @@ class OuterLoop:
         self._peak_sent_bytes = int(state["peak_sent_bytes"])
         self._contributions.load_state_dict(state, workers=self._transport.world_size)
         workers = mine.description.get("workers")
-        is_same = not self.is_elastic and state["run"].get("workers", workers) == workers
+        is_same = state["run"].get("workers", workers) == workers
+        is_same = is_same and not (self.is_elastic or is_of_elastic_run(state))
         again: list[tuple[FragmentState, Mapping[str, Any]]] = []
         if not is_same:
             self.method.overlap.check_cancellable()

@@ -32,6 +32,17 @@ def check_apart(outer: OuterLoop, trainer_ranks: int) -> None:
     )
 
 
+def logged(outer: OuterLoop) -> dict[str, float]:
+    """Numbers of the outer loop that callbacks log."""
+    stats = outer.stats
+    return {
+        "outer/rounds": stats.rounds,
+        "outer/sent_bytes": stats.sent_bytes,
+        "outer/wait_s": round(stats.wait_s, 3),
+        "outer/workers": outer.workers,
+    }
+
+
 def check_same_step(outer: OuterLoop, trainer_step: int) -> None:
     """Raise `ConfigurationError` unless trainer and outer loop are at the same inner step."""
     check(

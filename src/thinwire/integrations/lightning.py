@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 
 from thinwire.errors import CheckpointError, ConfigurationError, check
-from thinwire.integrations.launch import check_apart, check_same_step
+from thinwire.integrations.launch import check_apart, check_same_step, logged
 from thinwire.integrations.schedule import FollowedSchedule
 from thinwire.method import Method
 from thinwire.outer_loop import OuterLoop
@@ -116,13 +116,7 @@ class LightningCallback(Callback):
             return
         self.outer.step()
         self._follow(trainer)
-        stats = self.outer.stats
-        numbers = {
-            "outer/rounds": float(stats.rounds),
-            "outer/sent_bytes": float(stats.sent_bytes),
-            "outer/wait_s": stats.wait_s,
-            "outer/workers": float(self.outer.workers),
-        }
+        numbers = {name: float(value) for name, value in logged(self.outer).items()}
         if self.outer.is_elastic:
             # The x-axis of loggers, which would count this worker's batches.
             numbers["step"] = float(trainer.global_step)

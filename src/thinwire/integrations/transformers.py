@@ -13,7 +13,7 @@ from transformers import (
 
 from thinwire.errors import check
 from thinwire.fragments import Whole
-from thinwire.integrations.launch import check_apart, check_same_step
+from thinwire.integrations.launch import check_apart, check_same_step, logged
 from thinwire.integrations.schedule import FollowedSchedule
 from thinwire.live_weights import with_hooks
 from thinwire.outer_loop import OuterLoop
@@ -201,13 +201,7 @@ class _Log(TrainerCallback):
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        stats, logs = self._outer.stats, given.get("logs")
-        found: dict[str, Any] = {
-            "outer/rounds": stats.rounds,
-            "outer/sent_bytes": stats.sent_bytes,
-            "outer/wait_s": round(stats.wait_s, 3),
-            "outer/workers": self._outer.workers,
-        }
+        found, logs = logged(self._outer), given.get("logs")
         if logs is not None:
             found |= self._own_losses(state, logs)
             logs.update(found)

@@ -11,7 +11,6 @@ from thinwire.address import Address, connect
 from thinwire.elastic.timeouts import ElasticOptions
 from thinwire.elastic.transport import Elastic
 from thinwire.errors import check
-from thinwire.outer import GradientAveraging
 from thinwire.security.token import find_token
 from thinwire.train.config import TrainConfig
 from thinwire.train.workers.ranks import under_torchrun
@@ -57,15 +56,8 @@ class ElasticConfig:
     def check(self, config: TrainConfig) -> None:
         """Raise `ConfigurationError` if this process cannot be such a worker of `config`."""
         self.check_launch(config.machine.worker_size)
-        if self.is_fixed:
-            return
-        check(
-            not isinstance(config.method.outer, GradientAveraging),
-            f"join by method {config.method.name!r}",
-            because="a newcomer cannot download the inner optimizer's state, which workers share",
-            do="pass a method with rounds, as --method diloco, or an address with numbers",
-        )
-        config.method.check_elastic()
+        if not self.is_fixed:
+            config.method.check_elastic()
 
     def check_launch(self, worker_size: int) -> None:
         """Raise `ConfigurationError` if the processes here are not one worker of so many ranks."""
