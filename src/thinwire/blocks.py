@@ -80,26 +80,26 @@ class Ranges(VectorPart):
     """
 
     def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
-        self.ranges: Sequence[tuple[int, int]] = tuple(ranges)
+        self.ranges = self._ranges = tuple(ranges)
         self._sizes = [stop - start for start, stop in ranges]
         super().__init__(ranges[0][0], max(stop for _, stop in ranges), sum(self._sizes))
 
     def read(self, flat: Tensor, origin: int = 0) -> Tensor:
         """A view of a single range; a copy of several."""
-        if len(self.ranges) == 1:
+        if len(self._ranges) == 1:
             return flat[self.start - origin : self.stop - origin]
-        return torch.cat([flat[start - origin : stop - origin] for start, stop in self.ranges])
+        return torch.cat([flat[start - origin : stop - origin] for start, stop in self._ranges])
 
     def write(self, flat: Tensor, x: Tensor, origin: int = 0) -> None:
         """Copy every range, unless `x` is the view that `read` returned."""
-        if len(self.ranges) > 1:
-            mine = [flat[start - origin : stop - origin] for start, stop in self.ranges]
+        if len(self._ranges) > 1:
+            mine = [flat[start - origin : stop - origin] for start, stop in self._ranges]
             copy_all(mine, x.split(self._sizes))
         elif (view := self.read(flat, origin)).data_ptr() != x.data_ptr():
             view.copy_(x)
 
     def _shift(self, by: int) -> VectorPart:
-        return Ranges([(start + by, stop + by) for start, stop in self.ranges])
+        return Ranges([(start + by, stop + by) for start, stop in self._ranges])
 
 
 class Span(Ranges):

@@ -65,8 +65,9 @@ class Collectives:
         if post.is_to_all(workers):
             sent = next(iter(post.to.values())).to(self._device).contiguous()
             everyone = sent.new_empty(workers, sent.numel())
+            kinds: Any = dist
             # The newer name is that of torch 2.13, where the older one warns.
-            gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+            gather = getattr(kinds, "all_gather_single", None) or kinds.all_gather_into_tensor
             self._complete(gather(everyone.view(-1), sent, group=group, async_op=True))
             return {rank: everyone[rank] for rank in post.take}
         empty = torch.empty(0, dtype=torch.uint8, device=self._device)

@@ -105,7 +105,7 @@ class ReplicatedRanks(WrappedTransport):
         with naming_failures(f"{tag} inside a worker"):
             dist.all_gather(everyone, mine, group=self._group)
         cut = [rows[:, :size] for rows, size in zip(everyone, sizes, strict=True)]
-        return dict(zip(parts, torch.cat(cut, dim=1), strict=True))
+        return dict(zip(parts, torch.cat(cut, dim=1).unbind(), strict=True))
 
     def _sizes(self, numel: int) -> list[int]:
         bounds = [rank * numel // self.parts for rank in range(self.parts + 1)]
