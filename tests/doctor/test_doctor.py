@@ -57,6 +57,7 @@ def test_a_check_that_hangs_or_breaks_is_no_verdict() -> None:
     start_s = time.monotonic()
     finding = examine("it", lambda: never.wait() and None, limit_s=0.05)
     assert time.monotonic() - start_s < 60
+    never.set()  # its thread ends
     assert (finding.status, finding.found) == ("warn", "not established: no answer within 0.05 s")
     assert "again while the machine is idle" in finding.do
     finding = examine("it", lambda: {}["x"])

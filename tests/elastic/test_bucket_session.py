@@ -372,6 +372,7 @@ def test_a_worker_that_is_asked_to_stop_while_it_waits_does(store) -> None:
     running[0].is_stopped.set()
     assert isinstance(running[0].error(), RunStopped)
     running[1].is_stopped.set()
+    assert isinstance(running[1].error(), RunStopped)
 
 
 def test_no_worker_waits_for_one_that_has_left() -> None:
