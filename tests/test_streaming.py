@@ -612,7 +612,7 @@ def test_finishing_again_once_the_late_worker_is_there_takes_the_outer_step(exch
     team.loops[0].begin()
     with pytest.raises(tw.ExchangeTimeout, match=r"fragment 0 .*worker 1 of 2"):
         team.loops[0].finish()
-    with pytest.raises(tw.CheckpointError, match="due that was not applied yet"):
+    with pytest.raises(tw.CheckpointError, match="due was not applied yet"):
         team.loops[0].state_dict()
     team.loops[1].begin()
     for loop in team.loops:
