@@ -76,8 +76,11 @@ def test_a_message_that_comes_too_late_counts_for_no_worker_and_is_sent_again(to
     until(lambda: running[0].version >= 2 and running[2].version >= 2)
     hold.may_go.set()
     assert len(set(ended(running))) == 1
-    assert [worker.left_out() for worker in running] == [running[0].left_out()] * 3
-    assert list(running[0].left_out()) == [1]
+    left_out = [worker.left_out() for worker in running]
+    assert left_out[0] == left_out[2]
+    assert list(left_out[0]) == [1]
+    # On a busy machine the late one takes the round over from the others, and counts nothing.
+    assert left_out[1] in ({}, left_out[0])
     assert left["w0"] == left["w2"] == 0.0 < left["w1"]
     # The others would have waited for it otherwise.
     assert {worker.version for worker in running} == {4}
@@ -203,7 +206,7 @@ def test_the_sender_of_a_message_that_is_damaged_on_its_way_takes_a_snapshot(tok
 @pytest.mark.parametrize("fault", ["damaged result", "late shard"])
 def test_a_reduction_of_which_a_part_is_damaged_or_late_is_discarded_on_all(fault: str) -> None:
     described = tw.presets.muloco(sync_every=H, bits=2, exchange=tw.ReduceScatter())
-    store, hold = memory(), Hold()
+    store, hold, shard = memory(), Hold(), "/00000002/0/00000/00001"
     is_late = fault == "late shard"
     running = workers(store, 3, described, timeout_s=0.4 if is_late else 5.0)
     forged: list[str] = []
@@ -214,14 +217,14 @@ def test_a_reduction_of_which_a_part_is_damaged_or_late_is_discarded_on_all(faul
         forged.append(key)
 
     if is_late:
-        running[1].before("put", lambda key: key.endswith("/00000002/0/00000/00001"), hold)
+        running[1].before("put", lambda key: key.endswith(shard), hold)
     else:
         running[1].before("put", message(2, 1, step=1), forge)
     for worker in running:
         worker.start(STEPS)
     if is_late:
-        until(hold.has_come.is_set)
-        time.sleep(0.6)
+        # Another worker has written that it is lost.
+        until(lambda: any(key.endswith(shard) for key in names_in(store, "a-run/message/")))
         hold.may_go.set()
     assert len(set(ended(running))) == 1
     assert {worker.version for worker in running} == {3}
