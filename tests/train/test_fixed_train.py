@@ -78,7 +78,7 @@ def test_messages_since_the_oldest_checkpoint_stay_and_the_timeout_is_the_runs(
     rounds = -(-periods.checkpoint_steps // every) * periods.keep_checkpoints
     assert isinstance(transport, FixedElastic)
     assert transport._fixed._keep == 2 + rounds
-    assert transport._fixed._timeout_s == config.machine.timeout_s
+    assert transport._fixed._timeouts.exchange(0) == config.machine.timeout_s
     assert transport.member(1) == "worker 1"
 
 
