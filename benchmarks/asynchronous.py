@@ -31,10 +31,11 @@ from claim_settings import SEEDS, SMALL, TUNING_SEEDS, tuned
 from setting import setting as machine
 from thinwire import outer
 from thinwire.asynchronous import AsyncOptions
-from thinwire.experiments import Rates, estimate, paired_difference
+from thinwire.experiments import Rates
 from thinwire.experiments.grid import with_changes, with_rates
 from thinwire.method import Method
 from thinwire.runs.folder import RunFolder, write_json
+from thinwire.runs.statistics import estimate, paired_difference
 from thinwire.train.asynchronous import train_here
 from thinwire.train.config import TrainConfig
 from thinwire.train.launch import resolve

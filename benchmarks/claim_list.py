@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from claim_arms import ALONE, DENSITIES, FRONT, SPARSE, UNTUNED
 from claim_settings import Setting
-from thinwire.experiments import Estimate, estimate
+from thinwire.runs.statistics import Estimate, estimate
 
 MULOCO, SPARSELOCO = "MuLoCo (arXiv 2505.23725)", "SparseLoCo (arXiv 2508.15706)"
 STREAMING, DILOCO = "Streaming DiLoCo (arXiv 2501.18512)", "DiLoCo (arXiv 2311.08105)"

@@ -29,17 +29,11 @@ from claim_page import page
 from claim_settings import FAMILIES, SEEDS, SETTINGS, Setting, search, tuned, tuning_file
 from setting import setting as machine
 from thinwire.errors import ConfigurationError, IncompleteError
-from thinwire.experiments import (
-    Comparison,
-    Experiment,
-    ParallelRunner,
-    Runner,
-    SequentialRunner,
-    compare,
-    estimate,
-    paired_difference,
-)
+from thinwire.experiments import Comparison, Experiment, compare
+from thinwire.experiments.parallel import ParallelRunner
+from thinwire.experiments.runners import Runner, SequentialRunner
 from thinwire.runs.folder import write_json
+from thinwire.runs.statistics import estimate, paired_difference
 from thinwire.runs.variants import Variant
 
 ROOT = Path(__file__).parent.parent

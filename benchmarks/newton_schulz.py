@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from thinwire.optim import PAPER_COEFFICIENTS, NewtonSchulz
+from thinwire.optim.newton_schulz import PAPER_COEFFICIENTS, NewtonSchulz
 from thinwire.train.config import Intervals, TrainConfig
 from thinwire.train.recipes import laptop
 from thinwire.train.trainer import resume

@@ -11,7 +11,8 @@ from torch import Tensor
 from thinwire.elastic.run_objects import RunObjects
 from thinwire.loop_state import LoopState
 from thinwire.membership import Membership
-from thinwire.transport import Elastic, Post, Received, RoundTag, Transport, wrapped
+from thinwire.transport import Elastic, Post, RoundTag, Transport
+from thinwire.transport.base import Received, wrapped
 
 HEADER_NBYTES = 64
 

@@ -24,8 +24,8 @@ from thinwire.membership import (
     SharedState,
     WorkerMetrics,
 )
-from thinwire.transport import Post, Posts, Received, Round, RoundTag, Transport
-from thinwire.transport.base import RunningExchange
+from thinwire.transport import Post, Posts, RoundTag, Transport
+from thinwire.transport.base import Received, Round, RunningExchange
 from thinwire.transport.in_process import answers_of
 
 T = TypeVar("T")

@@ -26,14 +26,9 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from thinwire.errors import ConfigurationError
-from thinwire.optim import (
-    Muon,
-    muon,
-    muon_groups,
-    orthogonalise,
-    parameter_layouts,
-    parameter_roles,
-)
+from thinwire.optim import Muon, muon, muon_groups, parameter_roles
+from thinwire.optim.newton_schulz import orthogonalise
+from thinwire.optim.roles import parameter_layouts
 
 SETTINGS = {"lr": 0.05, "weight_decay": 0.3}
 VARIANTS = [{"nesterov": False, "scale": "spectral"}, {"nesterov": True, "scale": "rms"}]

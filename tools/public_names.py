@@ -10,7 +10,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -24,7 +24,6 @@ PUBLIC = (
     "thinwire.errors",
     "thinwire.experiments",
     "thinwire.inner",
-    "thinwire.membership",
     "thinwire.optim",
     "thinwire.outer",
     "thinwire.presets",
@@ -37,15 +36,22 @@ PUBLIC = (
 
 
 def public_names() -> dict[str, str]:
-    """Parameters by dotted name: functions, classes and their members; "" for other values."""
-    found: dict[str, str] = {}
-    for package in PUBLIC:
-        module = importlib.import_module(package)
-        for name in names_of(module):
-            value = getattr(module, name)
-            found[f"{package}.{name}"] = _parameters(value)
-            if inspect.isclass(value):
-                found |= {f"{package}.{name}.{member}": text for member, text in _members(value)}
+    """Parameters by dotted name: functions, classes and their members; "" for other values.
+
+    A member that another public class declares is listed there, and not for its subclasses.
+    """
+    modules = {package: importlib.import_module(package) for package in PUBLIC}
+    values = {
+        f"{package}.{name}": getattr(module, name)
+        for package, module in modules.items()
+        for name in names_of(module)
+    }
+    classes = {value for value in values.values() if inspect.isclass(value)}
+    found = {dotted: _parameters(value) for dotted, value in values.items()}
+    for dotted, value in values.items():
+        if inspect.isclass(value):
+            members = _members(value, classes - {value})
+            found |= {f"{dotted}.{member}": text for member, text in members}
     return dict(sorted(found.items()))
 
 
@@ -65,13 +71,14 @@ def names_of(module: ModuleType) -> list[str]:
     return sorted(getattr(module, "__all__", public))
 
 
-def _members(kind: type) -> Iterator[tuple[str, str]]:
-    for base in reversed(kind.__mro__):
-        if base.__module__.startswith("thinwire"):
-            described = dict.fromkeys(inspect.get_annotations(base))
-            for name, value in (described | vars(base)).items():
-                if not name.startswith("_"):
-                    yield name, _parameters(inspect.unwrap(getattr(value, "__func__", value)))
+def _members(kind: type, others: Collection[type]) -> Iterator[tuple[str, str]]:
+    bases = [base for base in reversed(kind.__mro__) if base.__module__.startswith("thinwire")]
+    declared = {base: dict.fromkeys(inspect.get_annotations(base)) | vars(base) for base in bases}
+    known = {name for base in bases if base in others for name in declared[base]}
+    for base in bases:
+        for name, value in declared[base].items():
+            if not name.startswith("_") and name not in known:
+                yield name, _parameters(inspect.unwrap(getattr(value, "__func__", value)))
 
 
 def _parameters(value: Any) -> str:

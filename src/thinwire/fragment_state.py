@@ -17,7 +17,8 @@ from thinwire.fragments import Fragment
 from thinwire.fragments.layout import Layout
 from thinwire.outer import OuterState
 from thinwire.rejection import Consequence
-from thinwire.transport import Round, RoundTag, Transport
+from thinwire.transport import RoundTag, Transport
+from thinwire.transport.base import Round
 
 # Rounds of which it is known who contributed. A worker that missed more of them drops its local
 # work rather than have it counted twice.

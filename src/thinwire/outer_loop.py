@@ -52,7 +52,9 @@ from thinwire.no_compile import no_compile, prepare_no_compile
 from thinwire.outer_parameters import OuterParameters
 from thinwire.stats import Stats
 from thinwire.storage import choose_storage
-from thinwire.transport import Metered, ReplicatedRanks, RoundTag, Transport
+from thinwire.transport import RoundTag, Transport
+from thinwire.transport.metered import Metered
+from thinwire.transport.replicated import ReplicatedRanks
 from thinwire.version import __version__
 
 if TYPE_CHECKING:

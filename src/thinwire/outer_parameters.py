@@ -14,7 +14,9 @@ from thinwire.fragment_builder import FragmentBuilder
 from thinwire.fragment_state import FragmentState
 from thinwire.fragments.sharding import sharded_like
 from thinwire.live_weights import LiveWeights
-from thinwire.transport import Metered, Round, RoundTag, Transport
+from thinwire.transport import RoundTag, Transport
+from thinwire.transport.base import Round
+from thinwire.transport.metered import Metered
 
 _TRAFFIC = "consensus_traffic"
 

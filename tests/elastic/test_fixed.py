@@ -31,7 +31,8 @@ from thinwire.testing.transports import (
     payload_of,
     swapped,
 )
-from thinwire.transport import Round, RoundTag
+from thinwire.transport import RoundTag
+from thinwire.transport.base import Round
 from thinwire.transport.sealed_objects import name_part
 from toy import Team, adamw, build_model, descend, loss
 

@@ -13,7 +13,8 @@ from thinwire.exchange import Pairs
 from thinwire.exchange.message import HEADER_NBYTES
 from thinwire.exchange.pairs import peers_of
 from thinwire.testing.faults import Change, Changing
-from thinwire.transport import Metered, in_process
+from thinwire.transport import in_process
+from thinwire.transport.metered import Metered
 from toy import OwnAnchors, Team, adamw
 
 LOSSY = [codecs.CastBF16(), codecs.Quantise(bits=2), codecs.TopK(k=64)]

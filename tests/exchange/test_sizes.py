@@ -9,7 +9,8 @@ from thinwire.blocks import DenseVector
 from thinwire.exchange import Pairs
 from thinwire.exchange.pairs import peers_of
 from thinwire.fragments.layout import Layout
-from thinwire.transport import Metered, in_process
+from thinwire.transport import in_process
+from thinwire.transport.metered import Metered
 
 EXCHANGES = [
     tw.Gather(),

@@ -12,21 +12,12 @@ import pytest
 from run_folders import change, write_run
 from thinwire import outer
 from thinwire.errors import ConfigurationError, NonFiniteError
-from thinwire.experiments import (
-    Experiment,
-    Rates,
-    Runner,
-    RunState,
-    Tuning,
-    compare,
-    load_experiment,
-    product,
-)
+from thinwire.experiments import Experiment, Rates, Tuning, compare, load_experiment, product
 from thinwire.experiments.comparison import Comparison
 from thinwire.experiments.grid import configure, specs_of, with_rates
-from thinwire.experiments.runners import MakeObserver, PlannedRun, RunFailure, no_observer
+from thinwire.experiments.runners import MakeObserver, PlannedRun, RunFailure, Runner, no_observer
 from thinwire.runs.folder import RunFolder
-from thinwire.runs.status import note_failure
+from thinwire.runs.status import RunState, note_failure
 from thinwire.train.config import TrainConfig
 from thinwire.train.recipes import laptop
 

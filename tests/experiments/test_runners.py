@@ -11,11 +11,12 @@ import torch
 from doomed import AlwaysKilled, Failing, Killed, Noisy
 from thinwire import inner
 from thinwire.errors import ConfigurationError
-from thinwire.experiments import Experiment, ParallelRunner, RunState, SequentialRunner, compare
+from thinwire.experiments import Experiment, compare
 from thinwire.experiments.grid import configure, specs_of
-from thinwire.experiments.runners import PlannedRun, no_observer
+from thinwire.experiments.parallel import ParallelRunner
+from thinwire.experiments.runners import PlannedRun, SequentialRunner, no_observer
 from thinwire.runs.folder import RunFolder
-from thinwire.runs.status import status_of
+from thinwire.runs.status import RunState, status_of
 from thinwire.train.checkpoints import locked
 from thinwire.train.config import Intervals, TrainConfig, WarmupCosine
 from thinwire.train.data import Data

@@ -12,14 +12,8 @@ from torch import Tensor, nn
 
 from speed.measuring import peak_temporary_nbytes
 from thinwire.errors import ConfigurationError
-from thinwire.optim import (
-    PAPER_COEFFICIENTS,
-    Muon,
-    NewtonSchulz,
-    Role,
-    muon_groups,
-    orthogonalise,
-)
+from thinwire.optim import Muon, Role, muon_groups
+from thinwire.optim.newton_schulz import PAPER_COEFFICIENTS, NewtonSchulz, orthogonalise
 
 LR, DECAY = 0.05, 0.3
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import ConfigurationError
-from thinwire.optim import PAPER_COEFFICIENTS, NewtonSchulz, orthogonalise
+from thinwire.optim.newton_schulz import PAPER_COEFFICIENTS, NewtonSchulz, orthogonalise
 
 SHAPES = [(64, 64), (64, 128), (128, 32), (7, 13), (13, 7), (1, 9), (17, 1), (1, 1), (101, 103)]
 

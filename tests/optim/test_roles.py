@@ -8,7 +8,8 @@ from torch import nn
 
 from language_models import gpt2, gpt_oss, llama, mixtral, qwen3
 from thinwire.errors import ConfigurationError
-from thinwire.optim import Role, parameter_layouts, parameter_roles
+from thinwire.optim import Role, parameter_roles
+from thinwire.optim.roles import parameter_layouts
 
 
 def counts(model: nn.Module) -> dict[str, int]:

@@ -9,11 +9,12 @@ import pytest
 
 from run_folders import change, retell, runs_in, write_run
 from thinwire.cli import main
-from thinwire.experiments import Experiment, RunState, SequentialRunner, compare
+from thinwire.experiments import Experiment, compare
 from thinwire.experiments.grid import configure, specs_of
+from thinwire.experiments.runners import SequentialRunner
 from thinwire.runs.comparable import common_ground, most_common, not_comparable
 from thinwire.runs.find import find_runs
-from thinwire.runs.status import note_failure, read_run, status_of
+from thinwire.runs.status import RunState, note_failure, read_run, status_of
 from thinwire.train.config import TrainConfig
 from thinwire.train.models import Model
 

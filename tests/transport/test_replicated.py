@@ -6,8 +6,9 @@ import torch.distributed as dist
 import thinwire as tw
 from processes import run_ranks
 from replicated_ranks import TIMEOUT_S
-from thinwire.transport import ReplicatedRanks, in_process
+from thinwire.transport import in_process
 from thinwire.transport.gloo_group import gloo_group
+from thinwire.transport.replicated import ReplicatedRanks
 
 SEVERAL_WORKERS = r"MismatchError: .* its rank 0 is worker 0 of 2 and its rank 1 is worker 1 of 2"
 SEVERAL_OF_FOUR = r"MismatchError: .* its rank 0 is worker 0 of 2 and its rank 2 is worker 1 of 2"

@@ -12,13 +12,9 @@ from processes import ended, fork_worker, free_port
 from thinwire.rejection import RejectReason
 from thinwire.testing.faults import Change, Changing
 from thinwire.testing.transports import gathered, payload_of, reduced, swapped
-from thinwire.transport import (
-    RoundTag,
-    Sealed,
-    in_process,
-    sealed_by_default,
-    to_all,
-)
+from thinwire.transport import RoundTag, Sealed, in_process
+from thinwire.transport.base import to_all
+from thinwire.transport.sealed import sealed_by_default
 from toy import adamw, build_model
 
 SECRET = "a secret of many characters"

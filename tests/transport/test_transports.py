@@ -12,18 +12,9 @@ from ranks import BYTES, DIFFERENT, ROUNDS, TCP_INFO_BYTES_SENT, methods, train_
 from thinwire.testing import TransportContract
 from thinwire.testing.faults import Change, Changing
 from thinwire.testing.transports import gathered, reduced, swapped
-from thinwire.transport import (
-    Metered,
-    Post,
-    Posts,
-    Round,
-    RoundTag,
-    Sealed,
-    Transport,
-    in_process,
-    to_all,
-)
-from thinwire.transport.base import RunningExchange
+from thinwire.transport import Post, Posts, RoundTag, Sealed, Transport, in_process
+from thinwire.transport.base import Round, RunningExchange, to_all
+from thinwire.transport.metered import Metered
 from thinwire.transport.progress_thread import ProgressThread
 
 SECRET = "a secret of many characters"

@@ -85,8 +85,10 @@ class CompareCommand(RunFlags):
         """Run the command."""
         from thinwire.cli.compare_display import CompareDisplay
         from thinwire.cli.tables import comparison_tables
-        from thinwire.experiments import ParallelRunner, SequentialRunner, compare
+        from thinwire.experiments import compare
         from thinwire.experiments.grid import specs_of
+        from thinwire.experiments.parallel import ParallelRunner
+        from thinwire.experiments.runners import SequentialRunner
         from thinwire.train.workers.ranks import under_torchrun
 
         check(

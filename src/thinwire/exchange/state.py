@@ -31,7 +31,8 @@ from thinwire.exchange.message import (
 from thinwire.exchange.same_work import is_same_work, warn_of_same_work
 from thinwire.feedback import FeedbackState
 from thinwire.rejection import Kind, Rejection, check_round_counts
-from thinwire.transport import Post, Posts, Received, RoundTag, SharedAnswer, attempt
+from thinwire.transport import Post, Posts, RoundTag
+from thinwire.transport.base import Received, SharedAnswer, attempt
 
 if TYPE_CHECKING:
     from thinwire.exchange.kinds import Exchange

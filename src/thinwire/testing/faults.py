@@ -3,16 +3,8 @@
 from collections.abc import Generator
 from typing import TypeVar
 
-from thinwire.transport import (
-    Post,
-    Posts,
-    Received,
-    Round,
-    RoundTag,
-    Transport,
-    WrappedTransport,
-    wrapped,
-)
+from thinwire.transport import Post, Posts, RoundTag, Transport, WrappedTransport
+from thinwire.transport.base import Received, Round, wrapped
 
 T = TypeVar("T")
 

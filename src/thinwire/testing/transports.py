@@ -12,16 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from thinwire.transport import (
-    Metered,
-    Post,
-    Posts,
-    Received,
-    Round,
-    RoundTag,
-    Transport,
-    to_all,
-)
+from thinwire.transport import Post, Posts, RoundTag, Transport
+from thinwire.transport.base import Received, Round, to_all
+from thinwire.transport.metered import Metered
 
 _TAG = RoundTag(what="a test payload", round=1)
 

@@ -34,13 +34,8 @@ from thinwire.train.workers.ranks import (
     under_torchrun,
 )
 from thinwire.train.workers.worker import Worker, WorkerIdentity
-from thinwire.transport import (
-    Distributed,
-    RoundTag,
-    Transport,
-    in_process,
-    sealed_by_default,
-)
+from thinwire.transport import Distributed, RoundTag, Transport, in_process
+from thinwire.transport.sealed import sealed_by_default
 
 
 def resolve(

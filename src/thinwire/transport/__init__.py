@@ -7,23 +7,15 @@ from typing import TYPE_CHECKING, Any
 from thinwire.transport.base import (
     Post,
     Posts,
-    Received,
-    Round,
     RoundTag,
     RunningExchange,
-    SharedAnswer,
     Transport,
     WrappedTransport,
-    attempt,
-    to_all,
-    wrapped,
 )
-from thinwire.transport.distributed import Distributed, naming_failures
+from thinwire.transport.distributed import Distributed
 from thinwire.transport.in_process import in_process
-from thinwire.transport.metered import Metered, TransportCounters
 from thinwire.transport.rendezvous import Rendezvous
-from thinwire.transport.replicated import ReplicatedRanks
-from thinwire.transport.sealed import Sealed, sealed_by_default
+from thinwire.transport.sealed import Sealed
 
 if TYPE_CHECKING:
     from thinwire.elastic.timeouts import ElasticOptions as ElasticOptions
@@ -54,24 +46,13 @@ __all__ = [
     "Distributed",
     "Elastic",
     "ElasticOptions",
-    "Metered",
     "Post",
     "Posts",
-    "Received",
     "Rendezvous",
-    "ReplicatedRanks",
-    "Round",
     "RoundTag",
     "RunningExchange",
     "Sealed",
-    "SharedAnswer",
     "Transport",
-    "TransportCounters",
     "WrappedTransport",
-    "attempt",
     "in_process",
-    "naming_failures",
-    "sealed_by_default",
-    "to_all",
-    "wrapped",
 ]

@@ -13,7 +13,7 @@ from thinwire.errors import CheckpointError, ConfigurationError
 from thinwire.fragments.layers import stack_of
 from thinwire.fragments.sharding import sharded_like
 from thinwire.live_weights import local_shard
-from thinwire.transport import naming_failures
+from thinwire.transport.distributed import naming_failures
 
 
 def under_torchrun() -> bool:
