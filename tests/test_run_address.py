@@ -44,7 +44,7 @@ def test_a_process_group_has_an_address_without_a_run() -> None:
 
 
 REFUSED = {
-    "": "it has no scheme",
+    "": "THINWIRE_AT is not set",
     "node0:29400": "it has no scheme.*tcp://HOST:PORT",
     "./runs/first": "it has no scheme.*file:///FOLDER/RUN",
     "s4://bucket/first": "'s4' is no scheme.*s3://BUCKET/RUN",

@@ -68,13 +68,20 @@ class Address:
         return where + numbers
 
     @classmethod
-    def read(cls, text: str) -> Address:
-        """Parse an address.
+    def read(cls, text: str | None = None) -> Address:
+        """Parse an address, by default that of THINWIRE_AT.
 
         Raises:
-            ConfigurationError: an unknown scheme, a part that is missing or malformed, or another
-                token than THINWIRE_TOKEN.
+            ConfigurationError: there is none; it has an unknown scheme, a part that is missing or
+                malformed, or another token than THINWIRE_TOKEN.
         """
+        text = text or of_environment()
+        check(
+            bool(text),
+            "find a run",
+            because=f"no address is given, and {AT_VARIABLE} is not set",
+            do=f"pass {', '.join(_FORMS.values())}",
+        )
         what = f"connect to {_shown(text)!r}"
         rest, _, query = text.strip().partition("?")
         scheme, separator, where = rest.partition("://")
@@ -146,15 +153,15 @@ def connect(
     False
     """
     transports = import_module("thinwire.transport")
-    text = at or os.environ.get(AT_VARIABLE) or _of_older_variables()
+    seal = import_module("thinwire.transport.sealed").sealed_by_default
+    text = at or of_environment()
     if not text:
-        return transports.sealed_by_default(transports.Distributed())
+        return seal(transports.Distributed())
     address = Address.read(text)
     if not address.run:
         meeting = transports.Rendezvous(
             address.place, worker=address.worker, workers=address.workers, timeout_s=timeout_s
         )
-        seal = transports.sealed_by_default
         return seal(meeting) if token is None else transports.Sealed(meeting, token)
     distributed = import_module("torch.distributed")
     is_group = distributed.is_available() and distributed.is_initialized()
@@ -212,8 +219,10 @@ def _do(scheme: str) -> str:
     return f"pass {_FORMS[scheme]}"
 
 
-def _of_older_variables() -> str:
-    """The address that the variables of version 0.2 stand for; "" without them."""
+def of_environment() -> str:
+    """The address in THINWIRE_AT, or that the variables of version 0.2 stand for; "" if none is."""
+    if at := os.environ.get(AT_VARIABLE):
+        return at
     names = ("THINWIRE_MEET", "THINWIRE_BUCKET")
     given = [name for name in names if os.environ.get(name)]
     if not given:

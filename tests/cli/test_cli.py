@@ -198,7 +198,7 @@ def test_compare_searches_rates(tmp_path, capsys) -> None:
         (["train", "--steps", "1" + 20 * "0"], "up to 9,007,199,254,740,992"),
         *((["train", "--clip-norm", x], f"clip_norm={x}") for x in ("inf", "nan")),
         *((["train", "--timeout-s", x], f"timeout_s={x}") for x in ("inf", "nan")),
-        (["train", "--outer-lr", "1e308"], "lr=1e+308"),
+        (["train", "--outer-lr", "1e308"], "outer lr to 1e+308"),
         (["train", "--device", "meta"], "holds no numbers"),
         (["train", "--recipe", "raises.py:f"], "ZeroDivisionError: mine"),
         (["status", f"node:{NINES}"], "pass tcp://HOST:PORT"),
@@ -267,7 +267,6 @@ def test_bad_input_is_one_clear_line_and_an_exit_status(
         (["train", "--no-resume"], "Unrecognized options: --no-resume"),
         (["train", "--worker", "0"], "Unrecognized options: --worker, 0"),
         (["train", "--identity", "a"], "Unrecognized options: --identity, a"),
-        *(([each], "ADDRESS") for each in ("status", "serve", "join")),
     ],
 )
 def test_what_tyro_cannot_read_ends_with_status_2(
@@ -564,3 +563,20 @@ def test_an_extra_that_is_not_there_is_named(tmp_path, monkeypatch, capsys, modu
     assert module in error
     assert f"pip install 'thinwire[{extra}]'" in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["join", "serve", "status", "doctor"])
+def test_the_address_is_by_default_that_of_the_environment(monkeypatch, capsys, command) -> None:
+    monkeypatch.setenv("THINWIRE_AT", "tape://here/r")
+    assert main([command]) == 1
+    assert "'tape' is no scheme" in capsys.readouterr().err
+    monkeypatch.delenv("THINWIRE_AT")
+    if command != "doctor":  # which then looks at this machine
+        assert main([command]) == 1
+        assert "THINWIRE_AT is not set" in capsys.readouterr().err
+
+
+def test_train_alone_with_an_address_in_the_environment_is_refused(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("THINWIRE_AT", "memory:///first")
+    assert main(["train", "--steps", "1"]) == 1
+    assert "thinwire join" in capsys.readouterr().err

@@ -201,7 +201,7 @@ BAD = [
     (["--bandwidth", "-1Gbit/s"], "the rate '-1Gbit/s'"),
     (["--bandwidth", "10Gb"], "did you mean"),
     (["--bandwidth", "1e-300bit/s"], "so slow a link"),
-    (["--latency", "50"], "the latency '50'"),
+    (["--latency", "50"], "the duration '50'"),
     (["--latency", "-1ms"], "it is negative"),
     (["--step-time", "0s"], "the duration '0s'"),
     (["--workers", "0"], "the count '0'"),

@@ -16,7 +16,6 @@ import pytest
 
 import thinwire as tw
 from hub_process import SECRET, TOKEN, Hub, hub, is_loopback, listening, parents
-from processes import free_port
 from thinwire.address import Address
 from thinwire.cli import main
 from thinwire.cli.flags import read_address
@@ -152,7 +151,8 @@ def test_why_it_cannot_start_or_go_on_is_said(tmp_path) -> None:
 def test_hubs_that_start_at_once_take_no_port_twice() -> None:
     """None listens on its ports yet."""
     with ExitStack() as first, ExitStack() as second:
-        port = free_port()
+        with socket.create_server(("127.0.0.1", 0)) as unused:
+            port = unused.getsockname()[1]
         assert _claim(port, first)
         assert not _claim(port, second)
     with ExitStack() as third, socket.create_server(("127.0.0.1", port)):

@@ -63,7 +63,9 @@ def run(method: tw.Method, make: Make, workers: int, steps: int, sealed: bool) -
             act()
         for loop in loops:
             loop.finish()
-    for name in ("begin_last", "finish", "close"):
+    for loop in loops:
+        loop.begin(last=True)
+    for name in ("finish", "close"):
         for loop in loops:
             getattr(loop, name)()
     return [loop.stats for loop in loops]

@@ -212,7 +212,7 @@ RUN = "join memory:///r"
         ("join memory:///r,s", "'r,s'"),
         (f"{RUN} --patience 0", "patience=0"),
         (f"{RUN} --token-file nowhere", "nowhere"),
-        (f"{RUN} --method noloco", "shared anchor"),
+        (f"{RUN} --method noloco", "every worker has its own outer parameters"),
         (f"{RUN} --identity a\nb", "call a worker"),
         ("join tape://here/r", "'tape' is no scheme"),
         ("join http://127.0.0.1:1/run/r", "'http' is no scheme"),

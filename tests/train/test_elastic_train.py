@@ -339,7 +339,7 @@ def test_events_are_shown_as_they_happen_with_and_without_a_terminal(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--method ddp", "cannot average gradients among workers that come and go"),
+        ("--method ddp", "cannot train by GradientAveraging where workers come and go"),
         (
             "--worker-size 2",
             "cannot join with --worker-size 2 in 1 process; because all ranks of one torchrun are "

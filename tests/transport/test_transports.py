@@ -78,7 +78,7 @@ DIFFERENT_HERE = {
 
 @pytest.mark.parametrize("posts", DIFFERENT_HERE.values(), ids=DIFFERENT_HERE.keys())
 def test_workers_that_expect_other_payloads_than_are_sent_are_told(posts) -> None:
-    told = r"exchange x in round 1.*worker \d expects .* bytes by sender, and is sent "
+    told = r"exchange x in round 1.*worker \d expects .* bytes by sender, and gets "
     for each in [t.run(posts(t.rank), TAG) for t in in_process(2)]:
         with pytest.raises(tw.ExchangeError, match=told):
             each.wait()
@@ -86,7 +86,7 @@ def test_workers_that_expect_other_payloads_than_are_sent_are_told(posts) -> Non
 
 def test_a_worker_that_has_ended_where_another_posts_on_is_told() -> None:
     for each in [t.run(longer(t.rank), TAG) for t in in_process(2)]:
-        with pytest.raises(tw.ExchangeError, match=r"expects {} .*, and is sent {1: 1}"):
+        with pytest.raises(tw.ExchangeError, match=r"expects {} .*, and gets {1: 1}"):
             each.wait()
 
 

@@ -34,8 +34,8 @@ class ServeCommand(TrainFlags):
     $ thinwire serve s3://my-bucket/first --workers 4 --out runs/server
     """
 
-    at: At
-    """s3://BUCKET/RUN, hub://TOKEN@HOST:PORT/RUN, ..."""
+    at: At = None
+    """s3://BUCKET/RUN, hub://TOKEN@HOST:PORT/RUN, ...; default THINWIRE_AT."""
     equal_steps: Switch = False
     """Give slow workers as many inner steps as the fastest."""
     grace_s: float = 0.0

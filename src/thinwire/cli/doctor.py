@@ -6,11 +6,10 @@ import shlex
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import tyro
-
-from thinwire.cli.flags import Option, arg, flag, given_in, optional_token, read_address
+from thinwire.address import of_environment
+from thinwire.cli.flags import At, Option, flag, given_in, optional_token, read_address
 from thinwire.cli.job_flags import Count, Duration, ModelFlags, check_flags
 from thinwire.errors import ConfigurationError, check
 
@@ -37,8 +36,8 @@ class DoctorCommand(ModelFlags):
     $ thinwire doctor s3://my-bucket/first --parameters 10B --layers 48
     """
 
-    at: Annotated[str | None, tyro.conf.Positional, arg(metavar="[ADDRESS]")] = None
-    """s3://BUCKET/RUN, hub://TOKEN@HOST:PORT/RUN, ...; default this machine alone."""
+    at: At = None
+    """s3://BUCKET/RUN, hub://TOKEN@HOST:PORT/RUN, ...; default THINWIRE_AT, or this machine."""
     token_file: Option[Path] = None
     """File with the run's token; default THINWIRE_TOKEN."""
     workers: Count = None
@@ -49,15 +48,16 @@ class DoctorCommand(ModelFlags):
     def main(self, console: Console) -> None:
         """Run the command."""
         given = [name for name in given_in(self) if name not in ("at", "token_file")]
+        at = self.at or of_environment()
         check(
-            self.at is not None or not given,
+            bool(at) or not given,
             f"use {', '.join(map(flag, given))} without an address",
             because="a method is chosen for the connection to a store",
             do="pass the address of a run, or ask thinwire plan about a link that you know",
         )
         from thinwire.cli.advice import show_advice
 
-        address = None if self.at is None else read_address(self.at)
+        address = read_address(at) if at else None
         findings = list(self._findings(address, given))
         console.print(_table(findings))
         for run in (finding.run for finding in findings):
@@ -66,7 +66,7 @@ class DoctorCommand(ModelFlags):
         failed = [finding.name for finding in findings if finding.status == "fail"]
         check(
             not failed,
-            "take part in a run from here" if self.at else "use thinwire here",
+            "take part in a run from here" if at else "use thinwire here",
             because=f"{len(failed)} of {len(findings)} checks failed: {', '.join(failed)}",
             do="follow the arrows in the table",
         )

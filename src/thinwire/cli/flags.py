@@ -35,8 +35,8 @@ Option: TypeAlias = Annotated[T | None, arg()]
 """An optional flag."""
 Rare: TypeAlias = Annotated[T | None, arg(), RARE]
 """An optional flag that --help leaves out."""
-At: TypeAlias = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ADDRESS")]
-"""The address of a run."""
+At: TypeAlias = Annotated[str | None, tyro.conf.Positional, arg(metavar="[ADDRESS]")]
+"""The address of a run; default THINWIRE_AT."""
 
 
 def reads(parse: Callable[[str], Any], metavar: str) -> Any:
@@ -295,7 +295,7 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def read_address(text: str) -> Address:
+def read_address(text: str | None) -> Address:
     """The address of a run in an object store; its token becomes that of the process.
 
     Raises:

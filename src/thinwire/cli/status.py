@@ -31,8 +31,8 @@ class StatusCommand:
     $ thinwire status s3://my-bucket/first --metrics 29420
     """
 
-    at: At
-    """s3://BUCKET/RUN, hub://TOKEN@HOST:PORT/RUN or file:///FOLDER/RUN."""
+    at: At = None
+    """s3://BUCKET/RUN, hub://TOKEN@HOST:PORT/RUN, ...; default THINWIRE_AT."""
     watch: Switch = False
     """Repeat every 5 s, until Ctrl-C."""
     json: Switch = False

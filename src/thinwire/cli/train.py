@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thinwire.address import Address
+from thinwire.address import AT_VARIABLE, Address, of_environment
 from thinwire.cli.flags import (
     At,
     Option,
@@ -54,6 +54,12 @@ class Train(TrainFlags):
 
     def main(self, console: Console) -> None:
         """Run the command."""
+        check(
+            not of_environment(),
+            "train all workers in this process, or among the ranks of torchrun",
+            because=f"{AT_VARIABLE} has the address of a run",
+            do=f"thinwire join, to train as one of its workers, or unset {AT_VARIABLE}",
+        )
         config = self.train_config()
         check(
             self.workers in (None, config.workers),
@@ -126,8 +132,9 @@ class JoinCommand(Train):
     $ thinwire join 'tcp://node0:29400?workers=2&worker=0' --out runs/0
     """
 
-    at: At
-    """s3://BUCKET/RUN, hub://..., file://...; with ?workers=K&worker=0, also tcp://."""
+    at: At = None
+    """s3://BUCKET/RUN, hub://..., file://...; with ?workers=K&worker=0, also tcp://; default
+    THINWIRE_AT."""
     asynchronous: Switch = False
     """Train for thinwire serve, without rounds."""
     identity: Option[str] = None

@@ -207,8 +207,14 @@ def _device(name: str) -> str:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and under_torchrun():
         name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    check(
+        not name.startswith("meta"),
+        f"train on device {name!r}",
+        because="it holds no numbers, only shapes",
+        do="pass --device cpu, or auto to use a GPU if there is one",
+    )
     try:
-        torch.empty(1, device=name).item()  # which device meta refuses: it has no numbers
+        torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
         raise ConfigurationError(
             f"train on device {name!r}",

@@ -11,6 +11,8 @@ from thinwire.transport.base import (
     RunningExchange,
     Transport,
     WrappedTransport,
+    to_all,
+    wrapped,
 )
 from thinwire.transport.distributed import Distributed
 from thinwire.transport.in_process import in_process
@@ -55,4 +57,6 @@ __all__ = [
     "Transport",
     "WrappedTransport",
     "in_process",
+    "to_all",
+    "wrapped",
 ]

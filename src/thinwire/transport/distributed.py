@@ -103,7 +103,7 @@ class Distributed(Transport):
             "connect the workers",
             because=f"torchrun started {started} processes but there is no process group",
             do="call torch.distributed.init_process_group() before tw.transport.Distributed(); if "
-            "they are all one worker, connect it by tw.transport.Rendezvous",
+            "they are all one worker, connect it by its address, tw.connect(AT)",
         )
         joined = None if is_alone else self._joined_group()
         self.rank, self.world_size = (0, 1) if joined is None else (joined.rank(), joined.size())
