@@ -44,7 +44,6 @@ from thinwire.membership import (
     Replay,
     RoundPlan,
     RoundRecord,
-    SharedState,
     Snapshot,
 )
 from thinwire.security.token import Token
@@ -234,7 +233,7 @@ class _Link:
         return self._late_s * self._random.random()
 
 
-class Worker(SharedState):
+class Worker:
     """What `OuterLoop` and `Elastic` do in one rank of a worker, on a model whose outer parameters
     are hash chains."""
 

@@ -17,7 +17,7 @@ from thinwire.exchange import Exchange, ExchangeContext, ExchangeState, RoundRes
 from thinwire.exchange.message import HEADER_NBYTES, Header, blank_message, seal
 from thinwire.feedback import Feedback
 from thinwire.fragments.layout import Layout
-from thinwire.storage import OnDevice
+from thinwire.storage import StatePlacement
 from thinwire.transport import RoundTag, Transport
 
 CODECS = [
@@ -40,7 +40,7 @@ ANCHOR = b"an ancho"
 
 def sealed(body: Tensor, header: Header) -> Tensor:
     """A message with `body`."""
-    message = blank_message(len(body), OnDevice(torch.device("cpu")))
+    message = blank_message(len(body), StatePlacement(torch.device("cpu")))
     message[HEADER_NBYTES:] = body
     return seal(message, header)
 
@@ -75,7 +75,7 @@ def state_of(
             fragment=0,
             workers=workers,
             rank=rank,
-            storage=OnDevice(torch.device("cpu")),
+            storage=StatePlacement(torch.device("cpu")),
             drops_bad_messages=drops_bad_messages,
             has_own_anchors=has_own_anchors,
         )

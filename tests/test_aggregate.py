@@ -570,14 +570,14 @@ KEEP_ZEROS = [
     ("call", "word"),
     [
         *(
-            (lambda x=x: tw.DropOutliers(limit=x), "drop outliers with limit=")
+            (lambda x=x: tw.DropOutliers(limit=x), "limit of DropOutliers to")
             for x in (0.0, 0.99, -1.0, math.inf, math.nan)
         ),
         *(
-            (lambda x=x: tw.ClipNorms(limit=x), "clip norms with limit=")
+            (lambda x=x: tw.ClipNorms(limit=x), "limit of ClipNorms to")
             for x in (0.0, 0.99, -1.0, math.nan)
         ),
-        (lambda: tw.TrimmedMean(trim=0), "trim=0"),
+        (lambda: tw.TrimmedMean(trim=0), "trim of TrimmedMean to 0"),
         # Numbers that are not sent are no zeros to be kept.
         *((lambda r=r: tw.presets.sparseloco(aggregate=r), "keep the zeros") for r in KEEP_ZEROS),
     ],

@@ -4,13 +4,14 @@ import logging
 
 import pytest
 
-from thinwire.contributions import (
+from thinwire.rejection import (
     CLIPPED,
     KINDS,
     ContributionLog,
+    Rejection,
+    RejectReason,
     kinds_of,
 )
-from thinwire.rejection import Rejection, RejectReason
 
 OUTLIER = Rejection(reason=RejectReason.OUTLIER, detail="9, and the median is 1")
 EMPTY = Rejection(reason=RejectReason.EMPTY)

@@ -96,7 +96,7 @@ def test_owners_of_shards_give_the_numbers_of_gathering() -> None:
                 {"exchange": tw.ReduceScatter(owner_feedback=tw.DecoupledMomentum())},
             )
         ),
-        (lambda: tw.DecoupledMomentum(decay=1.1), r"decay=1\.1"),
+        (lambda: tw.DecoupledMomentum(decay=1.1), r"to 1\.1; because it must lie in \[0, 1\]"),
         (
             lambda: tw.outer.ByWorkerCount(
                 table=((1, tw.outer.SGD()), (2, tw.outer.DecoupledNesterov()))

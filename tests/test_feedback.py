@@ -11,11 +11,11 @@ from thinwire import codecs
 from thinwire.blocks import DenseVector
 from thinwire.feedback import FeedbackState
 from thinwire.fragments.layout import Layout
-from thinwire.storage import OnDevice
+from thinwire.storage import StatePlacement
 from toy import Team, adamw, build_model, same_bits, sgd
 
 CPU = torch.device("cpu")
-STORAGE = OnDevice(CPU)
+STORAGE = StatePlacement(CPU)
 LOSSY = [codecs.Quantise(bits=2), codecs.TopK(k=64), codecs.CastBF16(), codecs.E3M0()]
 FLOAT_MAX = torch.finfo(torch.float32).max
 
@@ -126,7 +126,7 @@ def test_state_is_fp32_on_the_host_whatever_the_model(exchange) -> None:
 
 
 def test_a_device_of_its_own_changes_nothing_but_the_place() -> None:
-    elsewhere = OnDevice(torch.device("meta"))
+    elsewhere = StatePlacement(torch.device("meta"))
     state = tw.ErrorFeedback(device="cpu").bind(3, elsewhere)
     assert state.state_dict()["residual"].device == CPU
     state = tw.ErrorFeedback().bind(3, elsewhere)
@@ -145,7 +145,7 @@ def test_the_device_is_not_part_of_the_description() -> None:
 
 @pytest.mark.parametrize("decay", [-0.1, 1.1, float("nan"), float("inf")])
 def test_decays_that_do_not_forget_are_refused(decay: float) -> None:
-    with pytest.raises(tw.ConfigurationError, match="decay="):
+    with pytest.raises(tw.ConfigurationError, match="decay of what was not sent"):
         tw.ErrorFeedback(decay=decay)
 
 

@@ -74,17 +74,6 @@ def test_a_checkpoint_without_outer_state_or_of_another_method_is_refused() -> N
     assert outer.inner_step == 0
 
 
-@pytest.mark.parametrize("verb", ["__enter__", "save_with_optimizer"])
-def test_what_needs_an_optimizer_says_so_and_is_not_done_twice(verb: str) -> None:
-    with pytest.raises(tw.ConfigurationError, match="built without one"):
-        getattr(tw.OuterLoop(build_model(), [], METHODS["diloco"]), verb)()
-    _, _, outer = worker(METHODS["diloco"])
-    getattr(outer, verb)()
-    if verb == "__enter__":
-        with pytest.raises(tw.ConfigurationError, match="would count twice"):
-            outer.__enter__()
-
-
 def test_closing_gives_the_optimizer_back() -> None:
     _, optimizer, outer = worker(METHODS["diloco"])
     assert outer.save_with_optimizer() is outer.save_with_optimizer() is optimizer

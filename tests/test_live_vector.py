@@ -8,8 +8,7 @@ from thinwire.blocks import Ranges, Span, VectorPart, spans
 from thinwire.codecs import TopK
 from thinwire.codecs.grouping import Blocks
 from thinwire.fragments.layout import Layout
-from thinwire.live_vector import LiveVector
-from thinwire.live_weights import LiveWeights
+from thinwire.live_weights import LiveVector, LiveWeights
 
 SHAPES = {"a": (3, 5), "none": (0,), "b": (7,), "c": (130, 129)}
 

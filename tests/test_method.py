@@ -15,10 +15,10 @@ from thinwire.feedback import Feedback
 from thinwire.fragments.layout import Layout
 from thinwire.handshake import flatten_description
 from thinwire.method import RENAMED_SLOTS, describe, migrate_names
-from thinwire.storage import OnDevice
+from thinwire.storage import StatePlacement
 from thinwire.transport import in_process
 
-STORAGE = OnDevice(torch.device("cpu"))
+STORAGE = StatePlacement(torch.device("cpu"))
 FEEDBACK = tw.ErrorFeedback(decay=0.95)
 OWNER = tw.ReduceScatter(owner_feedback=FEEDBACK)
 LOSES = [

@@ -216,6 +216,7 @@ TOGETHER = tw.presets.ddp(fragments=tw.Balanced(count=2, offsets=tw.At(steps=(0,
         (lambda: alone(TOGETHER, sgd), r"fragment by fragment.*all parameters at once"),
         (lambda: alone(diloco(), lambda _: sgd(nn.Linear(7, 5))), "does not hold it"),
         (lambda: alone(diloco(), lambda _: [])[2].__enter__(), "built without one"),
+        (lambda: alone(diloco(), lambda _: [])[2].save_with_optimizer(), "built without one"),
         (lambda: tw.OuterLoop(nn.Tanh(), [], diloco()), "none of its parameters"),
     ],
 )

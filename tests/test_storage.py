@@ -1,25 +1,35 @@
-"""Where outer state rests, and what of it is counted."""
+"""Where outer state rests and what of it is counted, memory for messages, and copies to a host."""
 
 import threading
+import time
 
 import pytest
 import torch
 
 from thinwire.errors import ConfigurationError
-from thinwire.storage import Ledger, OnDevice, OnHost, StoredTensor, choose_storage
+from thinwire.storage import (
+    BufferPool,
+    HostCopy,
+    Ledger,
+    OnHost,
+    StatePlacement,
+    StoredTensor,
+    choose_storage,
+    lies_on_gpu,
+)
 
 CPU = torch.device("cpu")
 N_BYTES = 4 * 8
 
 
 def test_on_the_device_only_the_device_is_counted() -> None:
-    storage = OnDevice(CPU)
+    storage = StatePlacement(CPU)
     kept = storage.keep(torch.ones(8))
     kept.store(kept.fetch().mul_(2))
     kept.release()
     assert kept.stored().tolist() == [2.0] * 8
     assert (storage.ledger.device_bytes, storage.ledger.host_bytes) == (N_BYTES, 0)
-    kept.discard()
+    del kept
     assert storage.ledger.device_bytes == 0
     assert (storage.ledger.peak_device_bytes, storage.ledger.peak_host_bytes) == (N_BYTES, 0)
 
@@ -40,12 +50,12 @@ def test_on_the_host_only_what_is_fetched_takes_the_device() -> None:
     kept[0].fetch()
     storage.put_away()  # what was fetched is in use, and stays
     assert ledger.device_bytes == N_BYTES
-    kept[0].discard()
+    del each, kept[0]
     assert (ledger.device_bytes, ledger.host_bytes) == (0, 2 * N_BYTES)
     assert ledger.peak_host_bytes == 3 * N_BYTES
 
 
-@pytest.mark.parametrize("place", [OnDevice, OnHost])
+@pytest.mark.parametrize("place", [StatePlacement, OnHost])
 def test_what_is_dropped_counts_no_longer(place) -> None:
     storage = place(CPU)
     for _ in range(5):
@@ -92,3 +102,69 @@ def test_threads_may_fetch_while_others_keep() -> None:
 def test_another_device_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="keep outer state on 'meta'"):
         choose_storage("meta", CPU)
+
+
+def test_what_anything_refers_to_is_not_given_again() -> None:
+    pool = BufferPool()
+    holders = [
+        lambda message: message[3:],
+        lambda message: message.view(torch.int32),
+        lambda message: message.numpy(),
+        lambda message: memoryview(message.numpy()),
+        lambda message: [message],
+    ]
+    for hold in holders:
+        message = pool.take(4096, CPU)
+        address, held = message.data_ptr(), hold(message)
+        del message
+        other = pool.take(4096, CPU)
+        assert other.data_ptr() != address
+        del held, other
+        assert len(pool._buffers) <= 2
+        assert address in [buffer.data_ptr() for buffer in pool._buffers]
+
+
+def test_no_more_is_kept_than_was_in_use_at_once() -> None:
+    pool = BufferPool()
+    for nbytes in (10, 1000, 100_000):
+        message = pool.take(nbytes, CPU)
+        assert (message.dtype, len(message)) == (torch.uint8, nbytes)
+        del message
+    assert [len(buffer) for buffer in pool._buffers] == [100_000]
+    both = pool.take(50, CPU), pool.take(100_000, CPU)
+    assert both[0].data_ptr() != both[1].data_ptr()
+    assert len(pool._buffers) == 2
+
+
+@pytest.mark.parametrize("numel", [0, 1, 7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+def test_a_copy_is_that_of_the_moment(numel: int, dtype: torch.dtype) -> None:
+    tensor = torch.ones(numel, dtype=dtype)
+    copy = HostCopy(tensor)
+    tensor.zero_()
+    assert torch.equal(copy.read(), torch.ones(numel, dtype=dtype))
+    assert not lies_on_gpu(tensor)
+
+
+def test_what_is_not_contiguous_is_copied_in_its_order() -> None:
+    assert HostCopy(torch.arange(12).view(3, 4).T).read().tolist() == [
+        [column + 4 * row for row in range(3)] for column in range(4)
+    ]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_neither_the_stream_nor_the_thread_waits_for_a_copy() -> None:
+    numbers = torch.zeros(1 << 26, device="cuda")
+    torch.cuda.synchronize()
+    began_s = time.perf_counter()
+    for _ in range(200):
+        numbers += 1
+    copy = HostCopy(numbers)
+    later = numbers + 1
+    asked_s = time.perf_counter() - began_s
+    torch.cuda.synchronize()
+    assert asked_s < (time.perf_counter() - began_s) / 2
+    assert copy.read().is_pinned()
+    assert torch.equal(copy.read(), torch.full((1 << 26,), 200.0))
+    assert float(later[0]) == 201

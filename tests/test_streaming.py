@@ -14,8 +14,7 @@ import thinwire as tw
 from reference_loops import reference_streaming
 from thinwire.blocks import Span
 from thinwire.exchange.message import HEADER_NBYTES
-from thinwire.live_vector import LiveVector, OpenWeights
-from thinwire.live_weights import LiveWeights
+from thinwire.live_weights import LiveVector, LiveWeights, OpenWeights
 from toy import Team, adamw, build_model, descend, largest_difference, loss, muon, same_bits, sgd
 
 NESTEROV = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)

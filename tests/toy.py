@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import thinwire as tw
 from thinwire.live_weights import LiveWeights
 from thinwire.outer import FragmentContext, OuterState
-from thinwire.storage import OnDevice
+from thinwire.storage import StatePlacement
 
 BuildOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -84,7 +84,7 @@ def flush(loops: Sequence[tw.OuterLoop]) -> None:
 
 def own_anchor(loop: tw.OuterLoop) -> dict[str, Tensor]:
     """This worker's outer parameters, by name, also where each worker has its own."""
-    return loop._outer.as_state_dict(loop._outer.own())
+    return loop._state.as_state_dict(loop._state.own())
 
 
 def feedback_of(loop: tw.OuterLoop) -> list[dict[str, Tensor]]:
@@ -122,7 +122,7 @@ def bound(
     model = nn.Linear(len(weights), 1, bias=False, dtype=weights.dtype)
     with torch.no_grad():
         model.weight.copy_(weights)
-    storage, live = OnDevice(torch.device("cpu")), LiveWeights(model, [])
+    storage, live = StatePlacement(torch.device("cpu")), LiveWeights(model, [])
     context = FragmentContext(live=live, names=("weight",), workers=workers, storage=storage)
     return model.weight, outer.bind(context, tw.Delay())
 

@@ -34,7 +34,7 @@ from thinwire.codecs import (
 from thinwire.exchange.message import HEADER_NBYTES
 from thinwire.feedback import ErrorFeedback
 from thinwire.fragments.layout import CHUNK, Layout
-from thinwire.storage import OnDevice
+from thinwire.storage import StatePlacement
 
 DECAY = 0.95
 COMPARED: tuple[Codec, ...] = (
@@ -105,7 +105,7 @@ class _Subject(NamedTuple):
 
 def _coded(codec: Codec, layout: Layout) -> _Subject:
     coder, mean = codec.bind(layout), torch.zeros(layout.numel)
-    feedback = ErrorFeedback(decay=DECAY).bind(layout.numel, OnDevice(torch.device("cpu")))
+    feedback = ErrorFeedback(decay=DECAY).bind(layout.numel, StatePlacement(torch.device("cpu")))
 
     def encode(delta: Tensor) -> Tensor:
         payload = torch.empty(coder.nbytes, dtype=torch.uint8)

@@ -29,7 +29,9 @@ _FORMS: Final = {
     "file": "file:///FOLDER/RUN",
     "memory": "memory:///RUN",
 }
+_ANY_FORM: Final = ", ".join(_FORMS.values())
 _NUMBERS: Final = ("workers", "worker")
+_OR_NEITHER = "pass ?workers=K&worker=0 (1, 2, ...), or neither if workers join and leave"
 _RUN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -80,42 +82,37 @@ class Address:
             bool(text),
             "find a run",
             because=f"no address is given, and {AT_VARIABLE} is not set",
-            do=f"pass {', '.join(_FORMS.values())}",
+            do=f"pass {_ANY_FORM}",
         )
-        what = f"connect to {_shown(text)!r}"
         rest, _, query = text.strip().partition("?")
         scheme, separator, where = rest.partition("://")
+        # No error shows a token.
+        what = f"connect to {re.sub('(?<=hub://)[^@/]*@', '', text)[:200]!r}"
         if not separator or scheme not in _FORMS:
             near = difflib.get_close_matches(scheme.lower(), _FORMS, n=1, cutoff=0.6)
+            because = f"{scheme!r} is no scheme of an address"
             if not separator:
                 near = ["tcp"] if re.fullmatch(r"[^/\s]+:[0-9]+", rest) else ["file"]
-            raise ConfigurationError(
-                what,
-                because=f"{scheme!r} is no scheme of an address"
-                if separator
-                else "it has no scheme",
-                do=f"pass {_FORMS[near[0]]}" if near else f"pass {', '.join(_FORMS.values())}",
-            )
-        workers, worker = _numbers(query, what, _FORMS[scheme])
+                because = "it has no scheme"
+            do = f"pass {_FORMS[near[0]] if near else _ANY_FORM}"
+            raise ConfigurationError(what, because=because, do=do)
+        do = f"pass {_FORMS[scheme]}"
+        workers, worker = _numbers(query, what, do if scheme == "tcp" else _OR_NEITHER)
+        place, _, run = rest.rpartition("/")
+        # file:///run names a folder at the root of a disk, or a slip.
+        run = run if scheme == "memory" or place.partition("://")[2].strip("/") else ""
         secret, hub = "", None
         try:
             if scheme == "tcp":
                 import_module("thinwire.transport.address").split_address(where)
-            elif scheme == "hub":
+                check(workers is not None, what, because="it has no number of workers", do=do)
+                return cls(where, "", workers, worker)
+            if scheme == "hub":
                 hub = import_module("thinwire.transport.hub_address").HubAddress.read(rest)
+                place, run, secret = str(hub), hub.run, hub.secret
         except ConfigurationError as error:
-            raise ConfigurationError(what, because=error.because, do=_do(scheme)) from error
-        if scheme == "tcp":
-            check(workers is not None, what, because="it has no number of workers", do=_do(scheme))
-            return cls(where, "", workers, worker)
-        if hub is not None:
-            place, run, secret = str(hub), hub.run, hub.secret
-        else:
-            place, _, run = rest.rpartition("/")
-            # file:///run names a folder at the root of a disk, or a slip.
-            is_place = scheme == "memory" or bool(place.partition("://")[2].strip("/"))
-            run = run if is_place else ""
-        check(bool(run), what, because="the name of a run is missing at its end", do=_do(scheme))
+            raise ConfigurationError(what, because=error.because, do=do) from error
+        check(bool(run), what, because="the name of a run is missing at its end", do=do)
         check(
             bool(_RUN.fullmatch(run)),
             what,
@@ -175,31 +172,20 @@ def connect(
     )
 
 
-def _numbers(query: str, what: str, form: str) -> tuple[int | None, int | None]:
+def _numbers(query: str, what: str, do: str) -> tuple[int | None, int | None]:
     given = dict(parse_qsl(query, keep_blank_values=True))
     for name, value in given.items():
         if name not in _NUMBERS:
             near = difflib.get_close_matches(name, _NUMBERS, n=1) or ["workers"]
-            raise ConfigurationError(
-                what, because=f"{name!r} is no setting of an address", do=f"pass {near[0]}=NUMBER"
-            )
-        check(
-            value.isascii() and value.isdigit() and len(value) < 9,
-            what,
-            because=f"{name} is {value!r}, which is no number",
-            do=f"pass {name}=NUMBER",
-        )
+            because = f"{name!r} is no setting of an address"
+            raise ConfigurationError(what, because=because, do=f"pass {near[0]}=NUMBER")
+        is_number = value.isascii() and value.isdigit() and len(value) < 9
+        because = f"{name} is {value!r}, which is no number"
+        check(is_number, what, because=because, do=f"pass {name}=NUMBER")
     if not given:
         return None, None
-    missing = [name for name in _NUMBERS if name not in given]
-    check(
-        not missing,
-        what,
-        because=f"it has no {missing[0] if missing else ''}",
-        do="pass ?workers=K&worker=0 (1, 2, ...), or neither if workers join and leave"
-        if not form.startswith("tcp")
-        else f"pass {form}",
-    )
+    for name in _NUMBERS:
+        check(name in given, what, because=f"it has no {name}", do=do)
     workers, worker = int(given["workers"]), int(given["worker"])
     check(
         worker < workers,
@@ -210,37 +196,25 @@ def _numbers(query: str, what: str, form: str) -> tuple[int | None, int | None]:
     return workers, worker
 
 
-def _shown(text: str) -> str:
-    """`text` without a token."""
-    return re.sub(r"(?<=hub://)[^@/]*@", "", text)[:200]
-
-
-def _do(scheme: str) -> str:
-    return f"pass {_FORMS[scheme]}"
-
-
 def of_environment() -> str:
     """The address in THINWIRE_AT, or that the variables of version 0.2 stand for; "" if none is."""
     if at := os.environ.get(AT_VARIABLE):
         return at
-    names = ("THINWIRE_MEET", "THINWIRE_BUCKET")
-    given = [name for name in names if os.environ.get(name)]
-    if not given:
+    names = ("MEET", "BUCKET", "RUN", "WORKER", "WORKERS")
+    meet, bucket, run, worker, workers = (os.environ.get(f"THINWIRE_{n}", "") for n in names)
+    if not meet and not bucket:
         return ""
-    meet, bucket, run, worker, workers = (
-        os.environ.get(name, "")
-        for name in (*names, "THINWIRE_RUN", "THINWIRE_WORKER", "THINWIRE_WORKERS")
-    )
-    place = f"tcp://{meet}" if meet else f"{bucket}/{run}"
-    address = f"{place}?workers={workers}&worker={worker}"
     check(
-        len(given) == 1,
+        not meet or not bucket,
         "connect the workers",
         because="both THINWIRE_MEET and THINWIRE_BUCKET are set",
         do=f"unset both, and export {AT_VARIABLE}='{_FORMS['tcp']}' or '{_FORMS['s3']}'",
     )
+    address = f"tcp://{meet}" if meet else f"{bucket}/{run}"
+    address += f"?workers={workers}&worker={worker}"
+    variable = "THINWIRE_MEET" if meet else "THINWIRE_BUCKET"
     warnings.warn(
-        f"{given[0]} is {AT_VARIABLE} from 0.3 on: export {AT_VARIABLE}='{address}'",
+        f"{variable} is {AT_VARIABLE} from 0.3 on: export {AT_VARIABLE}='{address}'",
         DeprecationWarning,
         stacklevel=4,
     )

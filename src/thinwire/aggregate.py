@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -17,12 +16,13 @@ from thinwire.blocks import (
     StreamedVector,
     VectorPart,
     block_numel,
+    pieces_of,
     spans,
 )
 from thinwire.codecs import BoundCodec
 from thinwire.codecs.base import squared_norm_of
-from thinwire.errors import ConfigurationError, NonFiniteError
-from thinwire.fragments.layout import Layout, Segment
+from thinwire.errors import NonFiniteError, check_range, check_whole
+from thinwire.fragments.layout import Layout
 from thinwire.rejection import Rejection, RejectReason
 
 _FEWEST_FOR_A_MEDIAN = 3
@@ -180,22 +180,8 @@ class Payloads:
 
 def _runs(part: VectorPart, layout: Layout) -> list[tuple[int, int]]:
     """The segments of a part in its order, and how many of its numbers are in each."""
-    segments = layout.segments
-    if part.ranges is None:  # blocks of one matrix
-        return [(_segment_at(segments, part.start), part.numel)]
-    runs: list[tuple[int, int]] = []
-    for start, stop in part.ranges:
-        while start < stop:
-            place = _segment_at(segments, start)
-            end = min(stop, segments[place].stop)
-            runs.append((place, end - start))
-            start = end
-    return runs
-
-
-def _segment_at(segments: Sequence[Segment], place: int) -> int:
-    # Of segments that start at one place, all but the last are empty.
-    return bisect_right(segments, place, key=lambda s: s.start) - 1
+    starts = [segment.start for segment in layout.segments]
+    return [(place, of_it.numel) for place, of_it in pieces_of(part, [*starts, layout.numel])]
 
 
 class Aggregate(ABC):
@@ -232,7 +218,6 @@ class Aggregate(ABC):
 
     def outliers(self, received: Payloads) -> dict[int, Rejection]:
         """The payloads to leave out before `combine`, by their place; by default none."""
-        del received
         return {}
 
     def clipped(self, received: Payloads) -> dict[int, float]:
@@ -241,7 +226,6 @@ class Aggregate(ABC):
         Args:
             received: without outliers.
         """
-        del received
         return {}
 
 
@@ -318,6 +302,11 @@ class _Around(Aggregate):
         return self.aggregate.by_parts(self._changed(received))
 
     @property
+    def allows_shards(self) -> bool:
+        """Equal to that of `aggregate`."""
+        return self.aggregate.allows_shards
+
+    @property
     def needs_all_numbers(self) -> bool:
         """Equal to that of `aggregate`."""
         return self.aggregate.needs_all_numbers
@@ -366,6 +355,7 @@ class MedianNormClip(_Around):
     aggregate: Aggregate = field(default_factory=MeanOverWorkers)
 
     elementwise = False
+    allows_shards = Aggregate.allows_shards
 
     # Most workers have a tensor above its median, so `clipped` does not list them.
     def _changed(self, received: Payloads) -> Payloads:
@@ -411,12 +401,7 @@ class TrimmedMean(Aggregate):
     trim: int = 1
 
     def __post_init__(self) -> None:
-        if self.trim < 1 or self.trim != int(self.trim):
-            raise ConfigurationError(
-                f"trim a mean with trim={self.trim}",
-                because="it counts workers whose numbers are left out at either end",
-                do="pass trim >= 1, or take the plain mean, MeanOverWorkers()",
-            )
+        check_whole("trim of TrimmedMean", self.trim)
 
     elementwise = True
 
@@ -509,19 +494,10 @@ class ClipNorms(_Around):
     aggregate: Aggregate = field(default_factory=MeanOverWorkers)
 
     def __post_init__(self) -> None:
-        if not self.limit >= 1:
-            raise ConfigurationError(
-                f"clip norms with limit={self.limit}",
-                because="below 1 even the median contribution would be scaled down",
-                do="pass a number from 1, such as 2",
-            )
+        # Below 1 even the median contribution would be scaled down.
+        check_range("limit of ClipNorms", self.limit, least=1, most=math.inf)
 
-    elementwise = False
-
-    @property
-    def allows_shards(self) -> bool:
-        """Equal to that of `aggregate`; each shard is then clipped by its own norms."""
-        return self.aggregate.allows_shards
+    elementwise = False  # of shards, each is clipped by its own norms
 
     def clipped(self, received: Payloads) -> dict[int, float]:
         """Factors below 1, those of `aggregate` included."""
@@ -592,22 +568,13 @@ class DropOutliers(_Around):
     aggregate: Aggregate = field(default_factory=MeanOverWorkers)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.limit < math.inf:
-            raise ConfigurationError(
-                f"drop outliers with limit={self.limit}",
-                because="below 1 even the median contribution would be dropped",
-                do="pass a number from 1, such as 10; to drop nothing, use the inner aggregate",
-            )
+        # Below 1 even the median contribution would be dropped.
+        check_range("limit of DropOutliers", self.limit, least=1)
 
     @property
     def elementwise(self) -> bool:
         """Equal to that of `aggregate`."""
         return self.aggregate.elementwise
-
-    @property
-    def allows_shards(self) -> bool:
-        """Equal to that of `aggregate`."""
-        return self.aggregate.allows_shards
 
     def outliers(self, received: Payloads) -> dict[int, Rejection]:
         """Payloads beyond the limit, and outliers of the inner aggregate."""

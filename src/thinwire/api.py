@@ -37,8 +37,7 @@ from thinwire.fragments import (
 from thinwire.handshake import digest
 from thinwire.method import Method
 from thinwire.outer import Delay, Eager
-from thinwire.outer_loop import OuterLoop
-from thinwire.stats import Stats
+from thinwire.outer_loop import OuterLoop, Stats
 from thinwire.version import __version__
 
 __all__ = [

@@ -7,6 +7,7 @@ part while they are in a core's cache, so a round makes no copy of a fragment's 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
@@ -158,6 +159,30 @@ def joined(parts: Sequence[VectorPart]) -> VectorPart:
     return Ranges(merged)
 
 
+def pieces_of(part: VectorPart, starts: Sequence[int]) -> list[tuple[int, VectorPart]]:
+    """The segments of a vector that `part` runs over in its order, and which part of each.
+
+    Args:
+        part: of the vector; one without ranges (blocks of a matrix) is in one segment.
+        starts: of the segments, and the end of the last.
+
+    >>> [(at, piece.ranges) for at, piece in pieces_of(Span(1, 5), [0, 3, 3, 9])]
+    [(0, ((1, 3),)), (2, ((0, 2),))]
+    """
+    if part.ranges is None:
+        at = bisect_right(starts, part.start) - 1
+        return [(at, part.shifted(-starts[at]))]
+    pieces: list[tuple[int, VectorPart]] = []
+    for start, stop in part.ranges:
+        while start < stop:
+            # Of segments that start at one place, all but the last are empty.
+            at = bisect_right(starts, start) - 1
+            end = min(stop, starts[at + 1])
+            pieces.append((at, Span(start - starts[at], end - starts[at])))
+            start = end
+    return pieces
+
+
 def spans(start: int, stop: int, step: int) -> list[VectorPart]:
     """Parts of at most `step` places from `start` to before `stop`.
 
@@ -199,7 +224,11 @@ class LazyVector(ABC):
 
     def piece(self, start: int, stop: int) -> LazyVector:
         """The places from `start` to before `stop`, as a vector."""
-        return _Slice(self, start, stop)
+        if (start, stop) == (0, self.numel):
+            return self
+        return ComputedVector(
+            stop - start, self.device, lambda part, out: self.read(part.shifted(start), out)
+        )
 
     def whole(self) -> Tensor:
         """All of it, as a new fp32 [numel]."""
@@ -209,13 +238,33 @@ class LazyVector(ABC):
         return out
 
 
-class _Slice(LazyVector):
-    def __init__(self, vector: LazyVector, start: int, stop: int) -> None:
-        super().__init__(stop - start, vector.device)
-        self._vector, self._start = vector, start
+class ComputedVector(LazyVector):
+    """A vector that a function computes.
+
+    Args:
+        numel: of the vector.
+        device: on which it is computed.
+        compute: does what `read` does.
+        is_finite: does what `is_finite` does, if there is a faster way.
+    """
+
+    def __init__(
+        self,
+        numel: int,
+        device: torch.device,
+        compute: Callable[[VectorPart, Tensor | None], Tensor],
+        is_finite: Callable[[], bool] | None = None,
+    ) -> None:
+        super().__init__(numel, device)
+        self._compute, self._is_finite = compute, is_finite or super().is_finite
 
     def read(self, part: VectorPart, out: Tensor | None = None) -> Tensor:
-        return self._vector.read(part.shifted(self._start), out)
+        """What the function returns."""
+        return self._compute(part, out)
+
+    def is_finite(self) -> bool:
+        """True if all numbers are finite."""
+        return self._is_finite()
 
 
 Blocks: TypeAlias = Iterator[tuple[VectorPart, Tensor]]
@@ -244,23 +293,6 @@ class StreamedVector:
         for part, values in self.blocks():
             part.write(out, values)
         return out
-
-
-class ChangedVector(LazyVector):
-    """A vector whose parts are those of another one, changed by a function.
-
-    Args:
-        vector: the other one.
-        change: of a part and its numbers, which it may overwrite; returns the changed numbers.
-    """
-
-    def __init__(self, vector: LazyVector, change: Callable[[VectorPart, Tensor], Tensor]) -> None:
-        super().__init__(vector.numel, vector.device)
-        self._vector, self._change = vector, change
-
-    def read(self, part: VectorPart, out: Tensor | None = None) -> Tensor:
-        """The changed numbers of `part`."""
-        return self._change(part, self._vector.read(part, out))
 
 
 class DenseVector(LazyVector, StreamedVector):

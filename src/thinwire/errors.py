@@ -125,17 +125,22 @@ def check(
 
 
 def check_range(
-    name: str, value: float, *, below: float = math.inf, most: float | None = None
+    name: str,
+    value: float,
+    *,
+    least: float = 0,
+    below: float = math.inf,
+    most: float | None = None,
 ) -> None:
-    """Raise `ConfigurationError` unless `value` is in [0, below), or in [0, most] if it is given.
+    """Raise `ConfigurationError` unless `value` is in [least, below), or in [least, most].
 
     >>> check_range("momentum", 0.9, below=1)
     """
     upper, end = (below, ")") if most is None else (most, "]")
     check(
-        0 <= value < below if most is None else 0 <= value <= most,
+        least <= value < below if most is None else least <= value <= most,
         f"set {name} to {value}",
-        because=f"it must lie in [0, {upper:g}{end}",
+        because=f"it must lie in [{least:g}, {upper:g}{end}",
         do="choose a value in that interval",
     )
 

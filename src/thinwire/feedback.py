@@ -12,14 +12,13 @@ from torch import Tensor
 
 from thinwire.blocks import LazyVector, StreamedVector, VectorPart
 from thinwire.codecs import BoundCodec
-from thinwire.errors import CheckpointError, ConfigurationError, NonFiniteError
+from thinwire.errors import CheckpointError, NonFiniteError, check_range
 from thinwire.storage import StatePlacement, choose_storage
 
 
-class FeedbackState(ABC):
-    """The feedback of one vector on one worker."""
+class FeedbackState:
+    """The feedback of one vector on one worker; by default encoding errors are dropped."""
 
-    @abstractmethod
     def encode_to(
         self, out: Tensor, delta: LazyVector, codec: BoundCodec, round: int = 0
     ) -> Tensor:
@@ -38,43 +37,6 @@ class FeedbackState(ABC):
             NonFiniteError: `delta` is not finite, or its sum with the residual. Only on a CPU,
                 where the check needs no synchronisation, and before anything has changed.
         """
-
-    def absorb(self, mean: StreamedVector) -> StreamedVector:
-        """Return the vector that the outer optimizer applies, given the `mean` of a round.
-
-        By default the mean itself. Call it once for each round, in their order, and read the vector
-        once.
-        """
-        return mean
-
-    def prefetch(self) -> None:
-        """Start copying the residual to the device; by default there is none."""
-        return
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The residual as plain tensors; by default there is none."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from what `state_dict` returned; by default nothing."""
-        del state
-
-
-class Feedback(ABC):
-    """Description of a feedback rule."""
-
-    gives_momentum: bool = False
-    """True if `FeedbackState.absorb` returns a momentum and not the mean; by default False."""
-
-    @abstractmethod
-    def bind(self, numel: int, storage: StatePlacement) -> FeedbackState:
-        """A fresh state for a vector of `numel` elements, kept in `storage`."""
-
-
-class _NoResidual(FeedbackState):
-    def encode_to(
-        self, out: Tensor, delta: LazyVector, codec: BoundCodec, round: int = 0
-    ) -> Tensor:
         totals = [torch.zeros((), device=out.device)]
         for piece in codec.pieces:
             payload = out[piece.where]
@@ -88,20 +50,48 @@ class _NoResidual(FeedbackState):
             return totals[0]  # finite numbers, whose sum is not
         return total
 
+    def absorb(self, mean: StreamedVector) -> StreamedVector:
+        """Return the vector that the outer optimizer applies, given the `mean` of a round.
+
+        By default the mean itself. Call it once for each round, in their order, and read the vector
+        once.
+        """
+        return mean
+
+    def prefetch(self) -> None:
+        """Start copying the residual to the device; by default there is none."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The residual as plain tensors; by default there is none."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from what `state_dict` returned; by default nothing."""
+
+
+class Feedback(ABC):
+    """Description of a feedback rule."""
+
+    gives_momentum: bool = False
+    """True if `FeedbackState.absorb` returns a momentum and not the mean; by default False."""
+
+    @abstractmethod
+    def bind(self, numel: int, storage: StatePlacement) -> FeedbackState:
+        """A fresh state for a vector of `numel` elements, kept in `storage`."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoFeedback(Feedback):
     """payload = encode(Delta): the encoding error of a round is dropped.
 
-    >>> from thinwire.storage import OnDevice
-    >>> NoFeedback().bind(3, OnDevice(torch.device("cpu"))).state_dict()
+    >>> from thinwire.storage import StatePlacement
+    >>> NoFeedback().bind(3, StatePlacement(torch.device("cpu"))).state_dict()
     {}
     """
 
     def bind(self, numel: int, storage: StatePlacement) -> FeedbackState:
         """A state without a residual."""
-        del numel, storage
-        return _NoResidual()
+        return FeedbackState()
 
 
 class _Residual(FeedbackState):
@@ -187,12 +177,7 @@ class _WithResidual(Feedback):
     device: str | None = field(default=None, metadata={"describe": False})
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.decay <= 1.0:
-            raise ConfigurationError(
-                f"carry what was not sent with decay={self.decay}",
-                because="above 1 the residual would grow every round, below 0 change its sign",
-                do="pass a decay from 0 to 1, such as 0.9",
-            )
+        check_range("decay of what was not sent", self.decay, most=1)
 
     def bind(self, numel: int, storage: StatePlacement) -> FeedbackState:
         """A residual of zeros."""
@@ -217,8 +202,8 @@ class ErrorFeedback(_WithResidual):
 
     Source: SparseLoCo (arXiv 2508.15706), Algorithm 1; MuLoCo (arXiv 2505.23725).
 
-    >>> from thinwire.storage import OnDevice
-    >>> storage = OnDevice(torch.device("cpu"))
+    >>> from thinwire.storage import StatePlacement
+    >>> storage = StatePlacement(torch.device("cpu"))
     >>> ErrorFeedback(decay=0.95).bind(2, storage).state_dict()
     {'residual': tensor([0., 0.])}
     """

@@ -1,19 +1,69 @@
 """Hooks of an outer loop on an optimizer: they count its steps, and extend its state dict."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable, Sequence
 from traceback import walk_stack
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, cast
 
 import torch
 
-from thinwire.errors import CheckpointError, check
-from thinwire.nested_steps import is_nested_step
-from thinwire.no_compile import no_compile
+from thinwire.errors import CheckpointError, ConfigurationError, check
 
 _KEY = "thinwire"
+_HOOKED_STEP = "Optimizer.profile_hook_step.<locals>.wrapper"
 _SCALED_STEP: CodeType = torch.amp.GradScaler.step.__code__
+
+
+def is_nested_step(optimizer: torch.optim.Optimizer) -> bool:
+    """True if the step whose hooks run now was called by another step of `optimizer`.
+
+    torch puts the hooks around the `step` of every class of which an optimizer was made. A class
+    whose `step` calls `super().step()` so runs them twice a step, but only if an optimizer of its
+    base class was made in the process, too. Hooks that count or change something ask here, so that
+    they do it once a step, around the whole of it.
+
+    Args:
+        optimizer: the one that the hook was called with.
+
+    Returns:
+        False outside hooks, too.
+
+    Raises:
+        ConfigurationError: one step calls another, and both were compiled.
+
+    >>> import torch
+    >>> class Counting(torch.optim.SGD):
+    ...     def step(self, closure=None):
+    ...         return super().step(closure)
+    >>> weight = torch.nn.Parameter(torch.zeros(1))
+    >>> _ = torch.optim.SGD([weight])
+    >>> optimizer, found = Counting([weight]), []
+    >>> _ = optimizer.register_step_post_hook(lambda o, *_: found.append(is_nested_step(o)))
+    >>> _ = optimizer.step()
+    >>> found
+    [True, False]
+    """
+    found = False
+    for frame, _ in walk_stack(inspect.currentframe()):
+        if frame.f_code.co_qualname == _HOOKED_STEP:
+            # The innermost is the one whose hooks run.
+            if found and _stepped(frame) is optimizer:
+                return True
+            found = True
+    return False
+
+
+def _stepped(frame: FrameType) -> object:
+    if "self" not in frame.f_locals:
+        raise ConfigurationError(
+            "tell whether this step of the optimizer is part of another one",
+            because="a step() calls another step() here, and torch.compile hides whose",
+            do="compile the model, and leave optimizer.step() as it is",
+        )
+    return frame.f_locals["self"]
 
 
 class OptimizerHooks:
@@ -54,7 +104,13 @@ class OptimizerHooks:
             # The outer step may itself step the optimizer, which must not start another round.
             if self._is_inside or is_nested_step(optimizer):
                 return
-            _check_never_skipped(optimizer)
+            # Fused optimizers are called for every step, and skip it themselves.
+            check(
+                getattr(optimizer, "_step_supports_amp_scaling", False) or not _is_scaled(),
+                "follow an optimizer that a GradScaler steps",
+                because="it skips steps whose gradients overflow: workers would count differently",
+                do="call outer.step() after every scaler.step(optimizer), or train in bf16",
+            )
             self._is_inside = True
             try:
                 step()
@@ -62,7 +118,8 @@ class OptimizerHooks:
                 self._is_inside = False
 
         # Where step() is compiled, its hooks would be, too.
-        self._following = last.register_step_post_hook(no_compile(after_step))
+        untraced: Any = torch.compiler.disable(after_step)
+        self._following = last.register_step_post_hook(untraced)
 
     def unfollow(self) -> None:
         """Stop counting steps."""
@@ -115,16 +172,6 @@ class OptimizerHooks:
             do="pass the optimizer to OuterLoop, or save outer.state_dict() yourself",
         )
         return self._optimizers[-1]
-
-
-def _check_never_skipped(optimizer: torch.optim.Optimizer) -> None:
-    # Fused optimizers are called for every step, and skip it themselves.
-    check(
-        getattr(optimizer, "_step_supports_amp_scaling", False) or not _is_scaled(),
-        "follow an optimizer that a GradScaler steps",
-        because="it skips steps whose gradients overflow: workers would count differently",
-        do="call outer.step() after every scaler.step(optimizer), or train in bf16",
-    )
 
 
 def _is_scaled() -> bool:

@@ -1,9 +1,9 @@
-"""One fragment on one worker: its outer state, its exchange, and the rounds that are under way."""
+"""The fragments of a worker: their outer states and exchanges, made from a method, and rounds."""
 
 import hashlib
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,11 +12,18 @@ from torch import Tensor
 from thinwire.blocks import LazyVector, StreamedVector
 from thinwire.checksums import anchor_digest
 from thinwire.errors import MismatchError
-from thinwire.exchange import ExchangeState, RoundResult
+from thinwire.exchange import ExchangeContext, ExchangeState, RoundResult
 from thinwire.fragments import Fragment
-from thinwire.fragments.layout import Layout
-from thinwire.outer import OuterState
+from thinwire.fragments.layers import parts_of
+from thinwire.fragments.layout import Layout, wire_order
+from thinwire.fragments.sharding import by_holders, check_placements, sharding_of
+from thinwire.handshake import flatten_description
+from thinwire.live_weights import LiveWeights
+from thinwire.method import Method
+from thinwire.optim import parameter_roles
+from thinwire.outer import FragmentContext, OuterState
 from thinwire.rejection import Consequence
+from thinwire.storage import StatePlacement
 from thinwire.transport import RoundTag, Transport
 from thinwire.transport.base import Round
 
@@ -25,7 +32,7 @@ from thinwire.transport.base import Round
 _ROUNDS_REMEMBERED = 8
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class PendingRound:
     """A round of a fragment that was sent and not applied yet.
 
@@ -87,46 +94,35 @@ class FragmentState:
 
     def send(
         self,
-        delta: LazyVector,
+        delta: LazyVector | None,
         *,
         step: int,
         due_step: int,
         anchor: bytes = b"",
         feedback_before: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Send `delta`, taken from the outer parameters with digest `anchor` after inner `step`."""
-        tag = self._next_tag(anchor)
-        messages = self.exchange.encode(self.outer.contribution(delta), tag)
-        self._start(messages, tag, step, due_step, feedback_before)
+        """Send `delta`, taken from the outer parameters with digest `anchor` after inner `step`.
 
-    def send_nothing(self, *, anchor: bytes, step: int, due_step: int) -> None:
-        """Take part in a round without a pseudo-gradient, as a worker that has just joined."""
-        tag = self._next_tag(anchor)
-        messages = self.exchange.empty_messages(tag)
-        self._start(messages, tag, step, due_step, self.exchange.feedback())
-
-    def _next_tag(self, anchor: bytes) -> RoundTag:
-        return RoundTag(what=self.fragment.name, round=self.rounds_sent + 1, anchor=anchor)
+        A worker that has just joined takes part without one.
+        """
+        tag = RoundTag(what=self.fragment.name, round=self.rounds_sent + 1, anchor=anchor)
+        if delta is None:
+            messages = self.exchange.empty_messages(tag)
+        else:
+            messages = self.exchange.encode(self.outer.contribution(delta), tag)
+        self._start(tag, messages, step, due_step, feedback_before)
+        self.rounds_sent, self.sent_at_step = tag.round, step
 
     def _start(
         self,
-        messages: Mapping[str, Tensor],
         tag: RoundTag,
+        messages: Mapping[str, Tensor],
         step: int,
         due_step: int,
-        feedback_before: Mapping[str, Tensor] | None = None,
+        before: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self.pending.append(
-            PendingRound(
-                tag=tag,
-                messages=messages,
-                exchange=self._transport.run(self.exchange.run(messages, tag), tag),
-                sent_at_step=step,
-                due_step=due_step,
-                feedback_before=feedback_before,
-            )
-        )
-        self.rounds_sent, self.sent_at_step = tag.round, step
+        exchange = self._transport.run(self.exchange.run(messages, tag), tag)
+        self.pending.append(PendingRound(tag, messages, exchange, step, due_step, before))
 
     def apply(self, pending: PendingRound, result: RoundResult, *, rank: int) -> None:
         """Take the outer step of `pending`, in which this worker has `rank`."""
@@ -177,22 +173,16 @@ class FragmentState:
             local_delta: what it trained that is in no outer step it knows of.
         """
         abandoned, self._abandoned = self._abandoned, None
-        if abandoned is not None and self._may_have_counted(abandoned[0], name):
-            # The others did apply the round. Local steps taken since it was sent cannot be
-            # separated from it, so they are dropped.
-            self.exchange.load_state_dict(abandoned[1])
-            local_delta = None
+        if abandoned is not None:
+            round, feedback = abandoned
+            # Of a round that is no longer known it is better to lose work than to send it twice.
+            if round <= self.rounds_sent and name in self.contributors.get(round, (name,)):
+                # The others did apply the round. Local steps taken since it was sent cannot be
+                # separated from it, so they are dropped.
+                self.exchange.load_state_dict(feedback)
+                local_delta = None
         finite = local_delta is not None and bool(torch.isfinite(local_delta).all())
         self.outer.reset_live(local_delta if finite else None)
-
-    def _may_have_counted(self, round: int, name: str) -> bool:
-        # Of a round that is no longer known it is better to lose work than to send it twice.
-        return round <= self.rounds_sent and name in self.contributors.get(round, (name,))
-
-    def unsent_feedback(self) -> Mapping[str, Tensor]:
-        """Feedback as it is if nothing that is in flight counts."""
-        before = self.pending[0].feedback_before if self.pending else None
-        return self.exchange.feedback() if before is None else before
 
     def load_feedback(self, feedback: Mapping[str, Tensor]) -> bool:
         """Continue with `feedback`, perhaps of another K, and return whether it fits.
@@ -222,13 +212,21 @@ class FragmentState:
             )
 
     def load_shared(self, shared: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Take over what was checked, and what is known of rounds; `rebase` must follow."""
-        mine = self.outer.state_dict().keys()
-        self.outer.load_state_dict({key: value for key, value in shared.items() if key in mine})
+        """Take over the state of others, perhaps of another K, and what is known of rounds."""
+        # Outer settings by number of workers may have momentum for one and none for another.
+        self._load_outer(shared)
+        self._load_rounds(facts)
+        self.contributors = {int(round): names for round, names in facts.get("counted", [])}
+
+    def _load_outer(self, shared: Mapping[str, Tensor]) -> None:
+        mine = self.outer.state_dict()
+        self.outer.load_state_dict({key: shared.get(key, value) for key, value in mine.items()})
         self._unused_optimizer_state = {k: v.clone() for k, v in shared.items() if k not in mine}
+
+    def _load_rounds(self, facts: Mapping[str, Any]) -> None:
         self.rounds_sent = int(facts["sends"])
         self.sent_at_step = self.applied_at_step = int(facts["sent_at_step"])
-        self.contributors = {int(round): names for round, names in facts["counted"]}
+        self.pending.clear()
 
     def shared_facts(self) -> dict[str, Any]:
         """Numbers and contributors of the rounds that counted, for `load_shared`."""
@@ -242,20 +240,16 @@ class FragmentState:
         """Take the outer step of a round that this worker missed; `rebase` must follow."""
         self.outer.apply(mean)
         self._unused_optimizer_state = {}
-        self.rounds_sent = int(facts["round"])
-        self.sent_at_step = self.applied_at_step = int(facts["sent_at_step"])
+        self._load_rounds({**facts, "sends": facts["round"]})
         self.note_contributors(self.rounds_sent, facts["counted"])
 
     def replace_outer(self, outer: OuterState) -> None:
         """Continue with `outer`, made for another number of workers."""
         if outer is self.outer:
             return
-        old, new = self.shared(), outer.state_dict()
-        local_delta = self.outer.pseudo_gradient()
+        old, local_delta, self.outer = self.shared(), self.outer.pseudo_gradient(), outer
         # State that only this K's outer optimizer has begins as in a new run.
-        outer.load_state_dict({key: old.get(key, value) for key, value in new.items()})
-        self._unused_optimizer_state = {k: v.clone() for k, v in old.items() if k not in new}
-        self.outer = outer
+        self._load_outer(old)
         self.outer.reset_live(local_delta)
 
     def replace_exchange(self, exchange: ExchangeState) -> None:
@@ -264,10 +258,6 @@ class FragmentState:
         if residual is not None:
             exchange.load_feedback_vector(residual)
         self.exchange = exchange
-
-    def digest(self) -> bytes:
-        """Eight bytes that tell the outer parameters of two workers apart."""
-        return self.outer.digest()
 
     def shared_digest(self) -> bytes:
         """Eight bytes that tell the shared states of workers apart.
@@ -287,14 +277,16 @@ class FragmentState:
             in_flight: false returns the state as if no round in flight counted.
         """
         if not in_flight:
-            feedback = dict(self.unsent_feedback())
-            return {
-                "outer": self.shared(),
-                "exchange": feedback,
-                **self.shared_facts(),
-                "in_flight": [],
-            }
-        blanks = (self._blank() for _ in range(self._saved_rounds))
+            # As it is if nothing that is in flight counts.
+            before = self.pending[0].feedback_before if self.pending else None
+            feedback = self.exchange.feedback() if before is None else dict(before)
+            state = {"outer": self.shared(), "exchange": feedback, "in_flight": []}
+            return state | self.shared_facts()
+        blanks = (
+            {"messages": self.exchange.blank(), "anchor": torch.zeros(8, dtype=torch.uint8)}
+            | {"round": 0, "sent_at_step": 0, "due_step": 0}
+            for _ in range(self._saved_rounds)
+        )
         saved = [_saved(pending) for pending in self.pending]
         return {
             "outer": self.outer.state_dict(),
@@ -309,19 +301,8 @@ class FragmentState:
         """Continue from `state`; returns the saved rounds that are to be sent again."""
         self.outer.load_state_dict(state["outer"])
         self.exchange.load_state_dict(state["exchange"])
-        self.sent_at_step = self.applied_at_step = int(state["sent_at_step"])
-        self.rounds_sent = int(state["sends"])
-        self.pending.clear()
+        self._load_rounds(state)
         return [saved for saved in state["in_flight"] if int(saved["round"]) > 0]
-
-    def load_from_other_worker_count(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state of a run with another K that has nothing in flight."""
-        # Outer settings by number of workers may have momentum for one and none for another.
-        fresh = self.outer.state_dict()
-        self.outer.load_state_dict({k: state["outer"].get(k, value) for k, value in fresh.items()})
-        self.sent_at_step = self.applied_at_step = int(state["sent_at_step"])
-        self.rounds_sent = int(state["sends"])
-        self.pending.clear()
 
     def send_again(self, saved: Mapping[str, Any]) -> None:
         """Send what was in flight when the state was saved."""
@@ -329,19 +310,126 @@ class FragmentState:
         tag = RoundTag(what=self.fragment.name, round=int(saved["round"]), anchor=anchor)
         # The caller may reuse the memory of what was loaded before the messages have left.
         messages = {name: message.clone() for name, message in saved["messages"].items()}
-        sent, step = self.rounds_sent, self.sent_at_step
-        self._start(messages, tag, int(saved["sent_at_step"]), int(saved["due_step"]))
-        self.rounds_sent, self.sent_at_step = sent, step  # both count it already
-
-    def _blank(self) -> dict[str, Any]:
-        anchor = torch.zeros(8, dtype=torch.uint8)
-        steps = {"round": 0, "sent_at_step": 0, "due_step": 0}
-        return {"messages": self.exchange.blank(), "anchor": anchor, **steps}
+        self._start(tag, messages, int(saved["sent_at_step"]), int(saved["due_step"]))
 
     def memory(self) -> dict[str, int]:
         """Bytes of `anchor`, `outer state` and `feedback`."""
         feedback = sum(tensor.nbytes for tensor in self.exchange.state_dict().values())
         return {**self.outer.memory(), "feedback": feedback}
+
+
+class FragmentBuilder:
+    """Makes the fragments of one worker, for any number of workers.
+
+    Args:
+        method: fills the slots.
+        live: the worker's weights.
+        transport: to the other workers.
+        storage: of the outer state.
+        is_fixed: whether the same workers take part to the end.
+
+    Raises:
+        ConfigurationError: a parameter is sharded in a way that cannot be exchanged.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        live: LiveWeights,
+        transport: Transport,
+        storage: StatePlacement,
+        *,
+        is_fixed: bool,
+    ) -> None:
+        check_placements(live.parameters)
+        self.method, self.live, self._is_fixed = method, live, is_fixed
+        self._transport, self.storage = transport, storage
+        self._shapes = live.shapes()
+        self._roles = {n: role.value for n, role in parameter_roles(live.model).items()}
+
+    def fragments(self) -> list[FragmentState]:
+        """One state for each fragment of the method, in its order."""
+        overlap = self.method.overlap
+        late = overlap.steps(sync_every=self.method.sync_every) > 0
+        workers, rank = self._transport.world_size, self._transport.rank
+        return [
+            FragmentState(
+                fragment,
+                self.layout(fragment),
+                self.outer_state(fragment, workers),
+                self.exchange_state(fragment, workers, rank),
+                self._transport,
+                saved_rounds=overlap.at_once if late else 0,
+            )
+            for fragment in self.plan()
+        ]
+
+    def outer_state(self, fragment: Fragment, workers: int) -> OuterState:
+        """A fresh outer state of `fragment` for any number of workers."""
+        context = FragmentContext(
+            live=self.live,
+            names=fragment.names,
+            workers=workers,
+            storage=self.storage,
+            alone=workers == 1 and self._is_fixed,
+        )
+        return self.method.outer.bind(context, self.method.overlap)
+
+    def exchange_state(self, fragment: Fragment, workers: int, rank: int) -> ExchangeState:
+        """A fresh exchange of `fragment` for any number of workers."""
+        return self.method.exchange.bind(self.context(fragment, workers, rank))
+
+    def describe(self, layouts: Sequence[Layout]) -> dict[str, str]:
+        """All that must be equal on all workers, and in a checkpoint, as one text per field."""
+        parameters = self.live.parameters
+        segments = [layout.segments for layout in layouts]
+        shardings = {name: sharding_of(p) for name, p in parameters.items()}
+        return flatten_description(
+            {
+                "method": self.method.describe(),
+                **({"workers": self._transport.world_size} if self._is_fixed else {}),
+                "parameters": {name: str(list(p.shape)) for name, p in parameters.items()},
+                # Equal shapes in another order would be averaged crosswise.
+                "wire order": [f"{s.name} ({s.role})" for layout in segments for s in layout],
+                "fragment sizes": [len(layout) for layout in segments],
+                # Equal shapes may be other parts of the same parameter.
+                "sharding": {name: text for name, text in shardings.items() if text},
+            }
+        )
+
+    def plan(self) -> Iterator[Fragment]:
+        """The method's fragments; one that ranks of this worker share in part is cut in two."""
+        # All ranks of a worker must plan alike, so the plan sees nothing of this rank's shards.
+        parts = list(parts_of(self.live.model).values())
+        planned = self.method.fragments.plan(parts, sync_every=self.method.sync_every)
+        index = 0
+        for fragment in planned:
+            for names in by_holders(fragment.names, self.live.parameters):
+                ordered = wire_order({name: self._shapes[name] for name in names})
+                yield replace(fragment, index=index, names=ordered)
+                index += 1
+
+    def layout(self, fragment: Fragment) -> Layout:
+        """The places of the parameters of `fragment` in its vector."""
+        return Layout.of({name: self._shapes[name] for name in fragment.names}, self._roles)
+
+    def context(self, fragment: Fragment, workers: int, rank: int) -> ExchangeContext:
+        """The arguments of an exchange of `fragment`."""
+        own_anchors = self.method.outer.has_own_anchors
+        return ExchangeContext(
+            codec=self.method.codec,
+            feedback=self.method.feedback,
+            aggregate=self.method.aggregate,
+            layout=self.layout(fragment),
+            fragment=fragment.index,
+            workers=workers,
+            rank=rank,
+            storage=self.storage,
+            drops_bad_messages=not self._is_fixed,
+            has_own_anchors=own_anchors,
+            # Weights are sent then, which are equal before anything was trained.
+            warns_of_same_work=not own_anchors,
+        )
 
 
 def _forms(tensors: Mapping[str, Tensor]) -> dict[str, str]:

@@ -165,7 +165,16 @@ def check_descriptions(by_rank: Mapping[int, bytes]) -> None:
     first_rank, first = min(by_rank.items())
     for rank, encoded in sorted(by_rank.items()):
         if encoded != first:
-            _raise_difference(first_rank, _decode(first_rank, first), rank, _decode(rank, encoded))
+            a, b = _decode(first_rank, first), _decode(rank, encoded)
+            field = str(first_difference(a, b))
+            raise MismatchError(
+                f"start: workers {first_rank} and {rank} differ in {field}",
+                because=f"worker {first_rank} has {a.get(field, 'none')} and "
+                f"worker {rank} has {b.get(field, 'none')}",
+                do="seed all workers alike before building the model, or load the same weights"
+                if field in (_WEIGHTS, _FROZEN)
+                else "start all workers from the same script, arguments and thinwire version",
+            )
 
 
 def _decode(rank: int, encoded: bytes) -> dict[str, str]:
@@ -215,18 +224,6 @@ def check_same(
             f"{mine.get(field, 'none')}",
             do=do,
         )
-
-
-def _raise_difference(rank_a: int, a: dict[str, str], rank_b: int, b: dict[str, str]) -> None:
-    field = str(first_difference(a, b))
-    raise MismatchError(
-        f"start: workers {rank_a} and {rank_b} differ in {field}",
-        because=f"worker {rank_a} has {a.get(field, 'none')} and "
-        f"worker {rank_b} has {b.get(field, 'none')}",
-        do="seed all workers alike before building the model, or load the same weights"
-        if field in (_WEIGHTS, _FROZEN)
-        else "start all workers from the same script, arguments and thinwire version",
-    )
 
 
 def check_same_run(theirs: Mapping[str, str], mine: Mapping[str, str]) -> None:

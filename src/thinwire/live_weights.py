@@ -11,13 +11,15 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import accumulate
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from thinwire.blocks import LazyVector
+from thinwire.blocks import LazyVector, VectorPart, copy_all, pieces_of
 from thinwire.errors import ConfigurationError, NonFiniteError, check
 
 # Which worker measures the pseudo-gradients of a parameter: of two, each sees the other's.
@@ -55,6 +57,9 @@ class LiveWeights:
         model: any module; tied parameters count once, frozen ones do not take part.
         optimizers: all that step those parameters.
 
+    Attributes:
+        to_release: what `close` calls `release()` of, if it is still there.
+
     Raises:
         ConfigurationError: `model` has no trainable parameter, a complex one or one whose elements
             share memory, an optimizer steps another one, or DeepSpeed has wrapped either.
@@ -65,11 +70,22 @@ class LiveWeights:
     """
 
     def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        _check_kinds(model, optimizers)
+        # Accelerate wraps DeepSpeed's optimizer once more.
+        inner = (getattr(each, "optimizer", each) for each in optimizers)
+        _refuse_deepspeed(model, *optimizers, *inner)
+        of_torch = isinstance(model, nn.Module)
+        of_torch = of_torch and all(isinstance(o, torch.optim.Optimizer) for o in optimizers)
+        check(
+            of_torch,
+            "build an outer loop",
+            because="it takes a torch Module and a torch Optimizer (or a list of optimizers)",
+            do="pass OuterLoop(model, optimizer, method)",
+        )
         self.model = model
         self.optimizers = tuple(map(with_hooks, optimizers))
         self._was_exchanged = False
-        self._releases: list[weakref.WeakMethod[Callable[[], None]]] = []
+        # Weak, so that a loop that is dropped without being closed is not kept alive.
+        self.to_release = weakref.WeakSet[Any]()
         self.parameters: Mapping[str, nn.Parameter] = {
             name: p for name, p in model.named_parameters() if p.requires_grad
         }
@@ -103,10 +119,7 @@ class LiveWeights:
 
     def read(self, names: Sequence[str]) -> Tensor:
         """The local weights of `names`, as a new fp32 vector."""
-        return self.flatten(local_shard(self.parameters[name]) for name in names)
-
-    def flatten(self, tensors: Iterable[Tensor]) -> Tensor:
-        """`tensors` one after the other as a new fp32 vector on the model's device."""
+        tensors = (local_shard(self.parameters[name]) for name in names)
         parts = [t.reshape(-1).to(self.device, torch.float32) for t in tensors]
         # cat of a single part may share its memory, which the next inner step overwrites.
         return torch.cat(parts) if len(parts) > 1 else parts[0].clone()
@@ -120,13 +133,6 @@ class LiveWeights:
     def write(self, names: Sequence[str], flat: Tensor) -> None:
         """Put `flat` into the local weights, rounded to their dtype."""
         self._copy_in(names, self.unflatten(names, flat).values())
-
-    def on_close(self, release: weakref.WeakMethod[Callable[[], None]]) -> None:
-        """Have `release` called by `close`, if what it belongs to is still there.
-
-        Weak, so that a loop that is dropped without being closed is not kept alive by its weights.
-        """
-        self._releases.append(release)
 
     def claim(self) -> None:
         """Have all trained parameters for this worker alone, until `close()` or until it is gone.
@@ -151,11 +157,9 @@ class LiveWeights:
             owner = _OWNERS.get(parameter)
             if owner is not None and owner() is self:
                 del _OWNERS[parameter]
-        for release in self._releases:
-            call = release()
-            if call is not None:
-                call()
-        self._releases.clear()
+        for each in tuple(self.to_release):
+            each.release()
+        self.to_release.clear()
 
     def inner_state(self) -> list[Tensor]:
         """Every tensor that the optimizers keep, as this rank holds it."""
@@ -240,6 +244,127 @@ class LiveWeights:
                 reshard()
 
 
+class LiveVector:
+    """Some of a worker's local weights, laid one after the other.
+
+    Args:
+        live: the worker's.
+        names: of the parameters.
+
+    >>> from torch import nn
+    >>> from thinwire.blocks import Span
+    >>> linear = nn.Linear(2, 1)
+    >>> vector = LiveVector(LiveWeights(linear, []), ["weight", "bias"])
+    >>> weights = vector.open()
+    >>> weights.mix(Span(1, 3), torch.tensor([5.0, 6.0]), 0.0)
+    >>> weights.close()
+    >>> linear.weight[0, 1].item(), linear.bias.item(), vector.numel
+    (5.0, 6.0, 3)
+    """
+
+    def __init__(self, live: LiveWeights, names: Sequence[str]) -> None:
+        self.live, self.names = live, tuple(names)
+        sizes = [local_shard(live.parameters[name]).numel() for name in self.names]
+        self.starts = [0, *accumulate(sizes)]
+        self.numel = self.starts[-1]
+        self._pieces = WeakKeyDictionary[VectorPart, list[tuple[int, VectorPart]]]()
+        # Kept between rounds: fresh memory costs a CPU more than the arithmetic in it.
+        self._scratch = torch.empty(0)
+
+    def open(self) -> OpenWeights:
+        """The weights as they are from now on; `close()` them after writing."""
+        return self.over([local_shard(self.live.parameters[name]) for name in self.names])
+
+    def over(self, tensors: Sequence[Tensor]) -> OpenWeights:
+        """Other tensors of the parameters' (local) shapes, such as gradients, laid out alike."""
+        return OpenWeights(self, tensors)
+
+    def pieces(self, part: VectorPart) -> list[tuple[int, VectorPart]]:
+        """The parameters that `part` runs over, and which part of each: found once."""
+        if part not in self._pieces:
+            self._pieces[part] = pieces_of(part, self.starts)
+        return self._pieces[part]
+
+    def scratch(self, numel: int) -> Tensor:
+        """Memory for `numel` numbers of fp32, in use until it is asked for again."""
+        if self._scratch.numel() < numel:
+            self._scratch = torch.empty(numel, device=self.live.device)
+        return self._scratch[:numel]
+
+
+class OpenWeights(LazyVector):
+    """A `LiveVector` while it is read or written: what is in the parameters, in fp32.
+
+    Args:
+        vector: that was opened.
+        tensors: one for each parameter, as this rank holds it.
+    """
+
+    def __init__(self, vector: LiveVector, tensors: Sequence[Tensor]) -> None:
+        super().__init__(vector.numel, vector.live.device)
+        self._vector, self._shards = vector, tensors
+        # A view, unless the parameter is not contiguous: then a copy, which `close` writes back.
+        self._flat = [shard.reshape(-1) for shard in self._shards]
+        self._is_plain = all(
+            flat.dtype == torch.float32 and flat.device == self.device for flat in self._flat
+        )
+
+    def read(self, part: VectorPart, out: Tensor | None = None) -> Tensor:
+        """A copy of them, rounded to fp32."""
+        out = self._vector.scratch(part.numel) if out is None else out
+        views = self._views(part)
+        if self._is_plain:
+            return torch.cat(views, out=out)
+        for mine, view in zip(out.split(list(map(len, views))), views, strict=True):
+            mine.copy_(view)
+        return out
+
+    def subtract_from(self, part: VectorPart, anchor: Tensor, out: Tensor | None) -> Tensor:
+        """anchor - local of `part`, for an `anchor` of fp32 [part.numel]; `out` as in `read`."""
+        if self._is_plain and len(self._vector.pieces(part)) == 1:
+            (view,) = self._views(part)
+            out = self._vector.scratch(part.numel) if out is None else out
+            return torch.sub(anchor, view, out=out)
+        local = self.read(part, out)
+        return torch.sub(anchor, local, out=local)
+
+    def as_written(self, part: VectorPart, values: Tensor) -> Tensor:
+        """`values` [part.numel] as `read` would return them once written: rounded to the dtypes."""
+        if self._is_plain:
+            return values
+        pieces = self._vector.pieces(part)
+        parts = zip(values.split([piece.numel for _, piece in pieces]), pieces, strict=True)
+        return torch.cat([x.to(self._flat[index].dtype).float() for x, (index, _) in parts])
+
+    def mix(self, part: VectorPart, values: Tensor, alpha: float) -> None:
+        """local = alpha local + (1 - alpha) values, in fp32; with alpha 0 exactly `values`."""
+        if alpha:
+            values = torch.lerp(values, self.read(part), alpha)
+        if part.ranges is None:
+            ((index, piece),) = self._vector.pieces(part)
+            piece.write(self._flat[index], values.to(self._flat[index]))
+            return
+        views = self._views(part)
+        copy_all(views, values.split(list(map(len, views))))
+
+    def close(self) -> None:
+        """Write the changes to the parameters, and drop gathered weights."""
+        for shard, flat in zip(self._shards, self._flat, strict=True):
+            if flat.data_ptr() != shard.data_ptr():
+                shard.copy_(flat.view(shard.shape))
+        self._vector.live.forget_gathered_weights()
+
+    def is_finite(self) -> bool:
+        """True if all of them are finite."""
+        totals = [flat.sum(dtype=torch.float32).to(self.device) for flat in self._flat]
+        if bool(torch.isfinite(torch.stack(totals)).all()):
+            return True  # a finite sum proves every term finite
+        return all(bool(torch.isfinite(flat.to(torch.float32)).all()) for flat in self._flat)
+
+    def _views(self, part: VectorPart) -> list[Tensor]:
+        return [piece.read(self._flat[index]) for index, piece in self._vector.pieces(part)]
+
+
 def _check_parameter(name: str, parameter: Tensor) -> None:
     _refuse_deepspeed(parameter)
     check(
@@ -256,22 +381,6 @@ def _check_parameter(name: str, parameter: Tensor) -> None:
         because="several of its elements share memory, as after expand()",
         do="make it contiguous, or keep it small and expand it in forward()",
     )
-
-
-def _check_kinds(model: object, optimizers: object) -> None:
-    many = cast(
-        Sequence[object], optimizers if isinstance(optimizers, list | tuple) else [optimizers]
-    )
-    # Accelerate wraps DeepSpeed's optimizer once more.
-    _refuse_deepspeed(model, *many, *(getattr(each, "optimizer", each) for each in many))
-    kinds = [(model, nn.Module), *((each, torch.optim.Optimizer) for each in many)]
-    for value, kind in kinds:
-        check(
-            isinstance(value, kind),
-            f"build an outer loop from {type(value).__name__}",
-            because="it takes a torch Module and a torch Optimizer (or a list of optimizers)",
-            do="pass OuterLoop(model, optimizer, method)",
-        )
 
 
 def _refuse_deepspeed(*parts: object) -> None:

@@ -1,45 +1,52 @@
-"""The state that all workers of a run share, on this worker: its progress, and loading others'."""
+"""The state that all workers of a run share, on this worker: progress, loading, consensus."""
 
 import hashlib
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thinwire.blocks import StreamedVector
-from thinwire.contributions import kinds_of
-from thinwire.errors import CheckpointError, MismatchError, ThinwireError, check
-from thinwire.exchange import RoundResult
-from thinwire.fragment_builder import FragmentBuilder
-from thinwire.fragment_state import FragmentState, PendingRound
+from thinwire.aggregate import MeanOverWorkers
+from thinwire.blocks import DenseVector
+from thinwire.codecs import Identity
+from thinwire.errors import CheckpointError, MismatchError, NonFiniteError, ThinwireError, check
+from thinwire.exchange import Automatic, RoundResult
+from thinwire.feedback import NoFeedback
+from thinwire.fragment_state import FragmentBuilder, FragmentState, PendingRound
+from thinwire.fragments.sharding import sharded_like
 from thinwire.handshake import check_same_run
-from thinwire.membership import Answer, Progress, Replay, RoundRecord, SharedState, Snapshot
+from thinwire.membership import Answer, Progress, Replay, RoundRecord, Snapshot
 from thinwire.method import migrate_names
 from thinwire.outer import OuterState
-from thinwire.rejection import Consequence
-from thinwire.transport import RoundTag
+from thinwire.rejection import Consequence, kinds_of
+from thinwire.storage import StatePlacement
+from thinwire.transport import RoundTag, Transport
+from thinwire.transport.base import Round
+from thinwire.transport.metered import Metered
 
+_TRAFFIC = "consensus_traffic"
 MALFORMED = (ThinwireError, KeyError, IndexError, TypeError, ValueError)
 """Errors of loading another worker's data; the worker then asks for other data."""
 
 
-class LoopState(SharedState):
+class LoopState:
     """The fragments of one worker, and their progress.
 
     Args:
         builder: makes the fragments, for any number of workers.
-        workers: K to begin with.
-        rank: this worker's.
+        transport: to the other workers; bytes sent for the consensus are counted here alone.
 
     `step` are inner steps by the schedule, `version` outer steps, each fragment's counted, `dealt`
     data shares handed out. Only the thread that trains changes any of it, and holds `lock`
     meanwhile: snapshots are copied in another thread.
     """
 
-    def __init__(self, builder: FragmentBuilder, *, workers: int, rank: int) -> None:
-        self._builder = builder
+    def __init__(self, builder: FragmentBuilder, transport: Transport) -> None:
+        self._builder, self._transport = builder, Metered(transport)
+        self._has_own_anchors = builder.method.outer.has_own_anchors
         self.fragments = builder.fragments()
         self.description = builder.describe([each.layout for each in self.fragments])
         self.step = self.version = self.dealt = 0
@@ -47,8 +54,14 @@ class LoopState(SharedState):
         self.name = ""
         self.lock = threading.RLock()
         # K as far as the outer optimizers know it; K and rank as far as the exchanges do.
-        self.outer_workers, self._exchange_rank = workers, (workers, rank)
+        self.outer_workers = transport.world_size
+        self._exchange_rank = transport.world_size, transport.rank
         self._digest = (-1, "")
+        self.consensus_counters = self._transport.counters
+        self._under_way: list[Round[RoundResult]] = []
+        self._means: list[Tensor] = []
+        # Outer steps that the means are after: a round need not come by here.
+        self._mean_version = 0
 
     def fully_synced(self) -> bool:
         """True if all inner steps so far are in the outer parameters."""
@@ -58,7 +71,12 @@ class LoopState(SharedState):
     # -- for reading, from any thread --------------------------------------------------------------
 
     def progress(self, *, anew: bool = False) -> Progress:
-        """Outer step, inner step and digest of this worker; safe from any thread."""
+        """Outer step, inner step and digest of this worker; safe from any thread.
+
+        Args:
+            anew: compute the digest again, to find out whether the state has drifted within a
+                round.
+        """
         with self.lock:
             if anew or self._digest[0] != self.version:
                 digests = b"".join(fragment.shared_digest() for fragment in self.fragments)
@@ -95,9 +113,88 @@ class LoopState(SharedState):
             }
             return Snapshot(facts=facts, tensors=tensors)
 
-    def reset_digest(self) -> None:
-        """Forget the digest of a state that was replaced."""
-        self._digest = (-1, "")
+    # -- outer parameters, for evaluations ---------------------------------------------------------
+
+    def own(self) -> dict[str, Tensor]:
+        """Outer parameters of this worker, by name; do not write to them."""
+        return self._by_name([fragment.outer.flat_anchor() for fragment in self.fragments])
+
+    def _by_name(self, vectors: Sequence[Tensor]) -> dict[str, Tensor]:
+        return {
+            name: value
+            for fragment, vector in zip(self.fragments, vectors, strict=True)
+            for name, value in self._builder.live.unflatten(fragment.fragment.names, vector).items()
+        }
+
+    def as_state_dict(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A state dict of the model with `values` as its parameters; buffers are this worker's."""
+        live = self._builder.live
+        by_identity = {
+            id(p := live.parameters[name]): sharded_like(p, value) for name, value in values.items()
+        }
+        state: dict[str, Tensor] = live.model.state_dict(keep_vars=True)
+        return {name: by_identity.get(id(value), value.detach()) for name, value in state.items()}
+
+    def begin_consensus(self) -> None:
+        """Begin to gather the consensus, unless that was done since the last outer step."""
+        if self.version != self._mean_version:
+            self._under_way, self._means, self._mean_version = [], [], self.version
+        if self._has_own_anchors and not (self._under_way or self._means):
+            self._under_way = [self._send_anchor(fragment) for fragment in self.fragments]
+
+    def _send_anchor(self, fragment: FragmentState) -> Round[RoundResult]:
+        workers, rank = self._transport.world_size, self._transport.rank
+        context = replace(
+            self._builder.context(fragment.fragment, workers, rank),
+            codec=Identity(),
+            feedback=NoFeedback(),
+            aggregate=MeanOverWorkers(),
+            # They may have come together.
+            warns_of_same_work=False,
+            # All wait for it: a worker that refused alone would leave the others waiting.
+            refuses_own=False,
+        )
+        exchange = Automatic().bind(context)
+        tag = RoundTag(what=f"the outer parameters of {fragment.fragment.name}", round=self.version)
+        anchor = fragment.outer.flat_anchor().to(self._builder.storage.device)
+        messages = exchange.encode(DenseVector(anchor), tag)
+        return self._transport.run(exchange.run(messages, tag), tag)
+
+    @torch.no_grad()
+    def consensus(self) -> dict[str, Tensor]:
+        """(1/K) sum_k phi_k of the workers' anchors phi_k, by name; all workers must call this.
+
+        Cached until the next outer step. If all workers share an anchor, it is the anchor, and
+        nothing is sent.
+
+        Raises:
+            ExchangeError: a peer died or stayed silent.
+            NonFiniteError: the outer parameters of a worker are not finite.
+        """
+        if not self._has_own_anchors:
+            return self.own()
+        self.begin_consensus()
+        if self._under_way:
+            results = [exchange.wait() for exchange in self._under_way]
+            for left_out in (result.left_out for result in results if result.left_out):
+                rank, why = min(left_out.items())
+                raise NonFiniteError(
+                    "average the outer parameters of all workers",
+                    because=f"those of worker {rank} cannot be used: {why}",
+                    do="resume from the last checkpoint with a lower inner learning rate",
+                )
+            self._means, self._under_way = [result.mean.whole() for result in results], []
+        return self._by_name(self._means)
+
+    def consensus_state(self) -> dict[str, Any]:
+        """Counters of the consensus, for a checkpoint; empty if all workers share an anchor."""
+        # States of methods with a shared anchor have the keys that they always had.
+        return {_TRAFFIC: asdict(self.consensus_counters)} if self._has_own_anchors else {}
+
+    def load_consensus_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the counters of a state that has those of `consensus_state()`."""
+        self._under_way, self._means = [], []
+        self.consensus_counters.restore(state.get(_TRAFFIC, {}))
 
     # -- taking over what others have --------------------------------------------------------------
 
@@ -126,7 +223,7 @@ class LoopState(SharedState):
                 fragment.load_shared(theirs, rounds)
             self.version, self.step = int(facts["version"]), int(facts["step"])
             self.dealt = int(facts["dealt"])
-            self.reset_digest()
+            self._digest = (-1, "")
             for fragment, local_delta in zip(self.fragments, deltas, strict=True):
                 fragment.rebase(self.name, local_delta)
 
@@ -164,27 +261,31 @@ class LoopState(SharedState):
         facts = record.facts
         fragment = self.fragments[int(facts["track"])]
         with self.lock:
-            _check_follows(record, fragment, version=self.version)
+            here = f"version {self.version} with digest {fragment.outer.digest().hex()}"
+            needed = f"version {record.version - 1} with digest {facts['before']}"
+            check(
+                here == needed,
+                f"take the outer step of {fragment.fragment.name} in a round that was missed",
+                because=f"it follows on {needed}, and this worker has {here}",
+                do="take over a snapshot of another worker",
+                kind=MismatchError,
+            )
+            # With overlap its messages were sent before the step that this one follows on.
+            anchor, round = bytes.fromhex(facts["anchor"]), int(facts["round"])
+            tag = RoundTag(what=fragment.fragment.name, round=round, anchor=anchor)
+            context = self._builder.context(fragment.fragment, int(facts["workers"]), 0)
+            # It is gone in a moment: the ledger counts what stays.
+            context = replace(context, storage=StatePlacement(context.storage.device))
+            reader = self._builder.method.exchange.bind(context)
+            left_out = [int(rank) for rank in facts["left_out"]]
             # Before anything changes: the messages may turn out to be unusable.
-            mean = self._mean_of(record, fragment)
+            mean = reader.replay_mean(record.messages, tag, left_out=left_out)
             self.cancel_rounds()
             local_delta = fragment.outer.pseudo_gradient()
             self.set_outer_workers(int(facts["workers"]))
             fragment.step_missed(mean, facts)
             self.version = record.version
             fragment.rebase(self.name, local_delta)
-
-    def _mean_of(self, record: RoundRecord, fragment: FragmentState) -> StreamedVector:
-        facts = record.facts
-        # With overlap its messages were sent before the step that this one follows on.
-        tag = RoundTag(
-            what=fragment.fragment.name,
-            round=int(facts["round"]),
-            anchor=bytes.fromhex(facts["anchor"]),
-        )
-        reader = self._builder.reader(fragment.fragment, int(facts["workers"]))
-        left_out = [int(rank) for rank in facts["left_out"]]
-        return reader.replay_mean(record.messages, tag, left_out=left_out)
 
     def drop_local_work(self) -> None:
         """Forget what this worker has trained since its outer parameters last moved."""
@@ -357,14 +458,3 @@ def snapshot_of(state: Mapping[str, Any], *, sync_every: int) -> Snapshot:
 def _of_fragment(tensors: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
     prefix = f"{index}."
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
-
-def _check_follows(record: RoundRecord, fragment: FragmentState, *, version: int) -> None:
-    here = f"version {version} with digest {fragment.digest().hex()}"
-    needed = f"version {record.version - 1} with digest {record.facts['before']}"
-    if here != needed:
-        raise MismatchError(
-            f"take the outer step of {fragment.fragment.name} in a round that was missed",
-            because=f"it follows on {needed}, and this worker has {here}",
-            do="take over a snapshot of another worker",
-        )

@@ -7,19 +7,21 @@ At the start of a round the loop asks its membership what to do, and does it:
     Go        begin the round, with these workers
     Over      the run has ended without this worker: drop what it trained since
 
-Membership reads the loop's state (`SharedState`) and never changes it. With fixed workers the
-answer is always `Go`.
+Membership reads the loop's state (`SharedState`) and never changes it. Fixed workers are not
+asked.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from enum import Enum
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from thinwire.loop_state import LoopState
 
 _LARGEST = 10**18
 
@@ -188,9 +190,9 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """Begin the round; None where the workers are fixed and nothing changes."""
+    """Begin the round."""
 
-    plan: RoundPlan | None = None
+    plan: RoundPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,32 +205,11 @@ class Over:
 Answer: TypeAlias = Load | Replay | Go | Over
 
 
-class SharedState(ABC):
-    """A worker's state as far as all workers share it, for reading; safe from any thread."""
-
-    @abstractmethod
-    def progress(self, *, anew: bool = False) -> Progress:
-        """Outer step, inner step and digest of this worker.
-
-        Args:
-            anew: compute the digest again, to find out whether the state has drifted within a
-                round.
-        """
-
-    @abstractmethod
-    def fully_synced(self) -> bool:
-        """True if all inner steps so far are in the outer parameters."""
-
-    @abstractmethod
-    def shared_nbytes(self) -> int:
-        """Bytes of a snapshot's tensors."""
-
-    @abstractmethod
-    def capture(self) -> Snapshot:
-        """A copy of the shared state between two rounds."""
+SharedState: TypeAlias = "LoopState"
+"""A worker's state as far as all workers share it, for reading; safe from any thread."""
 
 
-class Membership(ABC):
+class Membership:
     """Decides who takes part in which round."""
 
     is_fixed: bool
@@ -242,20 +223,18 @@ class Membership(ABC):
         Raises:
             ExchangeError: the run cannot be reached. MismatchError: it is another run.
         """
-        del state
 
-    @abstractmethod
     def begin_round(self, phase: Phase) -> Generator[Answer, None, None]:
-        """Yield what to do before a round; the last answer is `Go` or `Over`.
+        """Yield what to do before a round, unless `is_fixed`; the last answer is `Go` or `Over`.
 
         Every worker asks at the same inner steps, before it sends what is due there. An answer is
         to be acted on before the next one is asked for. If that raised a `ThinwireError` or the
         answer's data was malformed, throw the error into the iterator.
         """
+        raise NotImplementedError
 
     def log_round(self, record: RoundRecord) -> None:
         """Keep the record of a round that counted, for workers that missed it; by default not."""
-        del record
 
     def may_end(self) -> bool:
         """True if a worker that has nothing left to exchange may end; the default.
@@ -278,26 +257,15 @@ class Membership(ABC):
         Args:
             metrics: in place of those before.
         """
-        del metrics
 
     def leave(self) -> None:
         """Tell the others that this worker takes no further part; by default nobody."""
-        return
 
 
 class FixedMembership(Membership):
-    """The same workers from the beginning to the end.
-
-    >>> next(FixedMembership().begin_round(Phase.ROUND))
-    Go(plan=None)
-    """
+    """The same workers from the beginning to the end."""
 
     is_fixed = True
 
     # The defaults once more: over `Elastic`, which inherits both, they come first.
     join, log_round, leave = Membership.join, Membership.log_round, Membership.leave
-
-    def begin_round(self, phase: Phase) -> Generator[Answer, None, None]:
-        """Answer `Go` at once."""
-        del phase
-        yield Go()

@@ -98,18 +98,16 @@ def migrate_names(description: Any) -> Any:
 
 
 def _fields(value: Any) -> Mapping[str, Any]:
-    if dataclasses.is_dataclass(value):
-        counted = (f.name for f in dataclasses.fields(value) if _counts(f, value))
-        return {name: getattr(value, name) for name in counted}
-    return getattr(value, "__dict__", {})
-
-
-def _counts(field: "dataclasses.Field[Any]", value: Any) -> bool:
+    if not dataclasses.is_dataclass(value):
+        return getattr(value, "__dict__", {})
     # Left out: fields that do not change the numbers (where a state lives), and the defaults of
     # those that were added after descriptions had been written without them.
-    if not field.metadata.get("describe_default", True):
-        return getattr(value, field.name) != field.default
-    return field.metadata.get("describe", True)
+    return {
+        f.name: getattr(value, f.name)
+        for f in dataclasses.fields(value)
+        if f.metadata.get("describe", True)
+        and (f.metadata.get("describe_default", True) or getattr(value, f.name) != f.default)
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -233,10 +231,13 @@ class Method:
             because="a part that did not reach all ranks would be waited for",
             do="leave out ddp_group: every rank then sends all",
         )
+        refusal = self.outer.elastic_refusal
+        if self.outer.has_own_anchors:
+            refusal = "every worker has its own outer parameters, and a newcomer would take one's"
         check(
-            self.outer.elastic_refusal is None,
+            refusal is None,
             f"train by {type(self.outer).__name__} where workers come and go",
-            because=f"{self.outer.elastic_refusal}",
+            because=f"{refusal}",
             do="take a method whose workers share outer parameters, such as diloco",
         )
         self.overlap.check_cancellable()

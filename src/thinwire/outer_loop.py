@@ -1,25 +1,23 @@
 """The loop of every method: it sends what is due, and applies what has arrived."""
 
+import functools
 import logging
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from thinwire.address import connect as connect_to
 from thinwire.codecs.kernels import kernel_backend
-from thinwire.contributions import ContributionLog
 from thinwire.errors import CheckpointError, ConfigurationError, RoundDiscarded, check
-from thinwire.exchange import RoundResult
 from thinwire.following import OptimizerHooks
-from thinwire.fragment_builder import FragmentBuilder
-from thinwire.fragment_state import FragmentState, PendingRound
+from thinwire.fragment_state import FragmentBuilder, FragmentState, PendingRound
 from thinwire.handshake import (
     check_descriptions,
     check_same_run,
@@ -48,9 +46,7 @@ from thinwire.membership import (
     WorkerMetrics,
 )
 from thinwire.method import Method, migrate_names
-from thinwire.no_compile import no_compile, prepare_no_compile
-from thinwire.outer_parameters import OuterParameters
-from thinwire.stats import Stats
+from thinwire.rejection import ContributionLog
 from thinwire.storage import choose_storage
 from thinwire.transport import RoundTag, Transport
 from thinwire.transport.metered import Metered
@@ -61,7 +57,80 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 _LOG = logging.getLogger(__name__)
+
+
+def _call(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    return function(*args, **kwargs)
+
+
+_untraced: Callable[..., Any] = _call
+
+
+def _prepare_no_compile() -> None:
+    """Make ready what `_no_compile` needs: a second's import, as for any optimizer."""
+    global _untraced
+    if _untraced is _call:
+        _untraced = torch.compiler.disable(_call)
+
+
+def _no_compile(function: Callable[P, R]) -> Callable[P, R]:
+    """`function`, run as it is written also where its caller is compiled.
+
+    What torch.compile traces may round otherwise: the bits of a round, and of what is sent, would
+    depend on whether and where a worker compiles. Holds from `_prepare_no_compile()` on.
+    """
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        return _untraced(function, *args, **kwargs)
+
+    return run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stats:
+    """Counters of a worker's outer loop.
+
+    Args:
+        rounds: rounds applied, over all fragments.
+        sent_bytes: payload bytes passed to the transport, metadata included.
+        received_bytes: payload bytes from other workers.
+        peak_sent_bytes_per_step: maximum sent after one inner step. The last round counts each
+            fragment alone, because the worker no longer trains.
+        wait_s: seconds spent waiting for exchanges.
+        overlapped_s: seconds of exchanges during which this worker trained.
+        left_out: number of means without a worker's contribution, by rank.
+        contributions: number of contributions left out, by reason, and of those scaled down
+            ("clipped"), by member: the worker's identity in an elastic run.
+        peak_outer_device_bytes: peak memory of anchors, outer optimizer and feedback on the
+            worker's device.
+        peak_outer_host_bytes: the same in the host's memory (`outer_device="cpu"`).
+        consensus_sent_bytes: sent to average the anchors of all workers for evaluations; not in
+            `sent_bytes`.
+        consensus_received_bytes: received for the same.
+        requests: to an object store since the transport was built, by kind; else empty.
+        kernels: that encode and decode on the worker's device: "torch", or numba or triton with
+            its version. All produce the same bytes.
+    """
+
+    rounds: int
+    sent_bytes: int
+    received_bytes: int
+    peak_sent_bytes_per_step: int
+    wait_s: float
+    overlapped_s: float
+    left_out: Mapping[int, int]
+    contributions: Mapping[str, Mapping[str, int]]
+    peak_outer_device_bytes: int
+    peak_outer_host_bytes: int
+    consensus_sent_bytes: int
+    consensus_received_bytes: int
+    requests: Mapping[str, int]
+    kernels: str
 
 
 class OuterLoop:
@@ -120,9 +189,9 @@ class OuterLoop:
         resume: Mapping[str, Any] | None = None,
         ddp_group: "ProcessGroup | DeviceMesh | None" = None,
     ) -> None:
-        optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
+        optimizers = optimizer if isinstance(optimizer, Sequence) else [optimizer]
         method.outer.check_rounds()
-        prepare_no_compile()
+        _prepare_no_compile()
         self.method = method
         self._live = LiveWeights(model, optimizers)
         check(
@@ -148,14 +217,9 @@ class OuterLoop:
             self._parts = divided.parts
         self._storage = choose_storage(outer_device, self._live.device)
         builder = FragmentBuilder(
-            method,
-            self._live,
-            self._transport,
-            self._storage,
-            is_fixed=self._membership.is_fixed,
+            method, self._live, self._transport, self._storage, is_fixed=membership.is_fixed
         )
-        self._state = LoopState(builder, workers=transport.world_size, rank=transport.rank)
-        self._outer = OuterParameters(builder, self._live, self._state.fragments, transport)
+        self._state = LoopState(builder, transport)
         self._plan: RoundPlan | None = None
         self._rounds_at_once = method.overlap.at_once
         self._delay_steps = method.overlap.steps(sync_every=method.sync_every)
@@ -179,7 +243,7 @@ class OuterLoop:
         # A newcomer to an elastic run loads the weights of the others, but not what is frozen. In a
         # resumed model that may differ, as a running average of the weights does.
         is_fixed = self._membership.is_fixed
-        weights = self._outer.own() if is_fixed else None
+        weights = self._state.own() if is_fixed else None
         frozen = None if is_fixed and is_resumed else self._live.frozen()
         tag = RoundTag(what="the workers' descriptions", round=0)
         mine = encode_description(description, weights, frozen)
@@ -197,7 +261,7 @@ class OuterLoop:
         self.begin()
         self.finish()
 
-    @no_compile
+    @_no_compile
     def begin(self, *, last: bool = False) -> None:
         """Count an inner step, and send every fragment that is due.
 
@@ -226,7 +290,7 @@ class OuterLoop:
         plan = self._begin_round(Phase.ROUND) if is_round else None
         self._send_for(Phase.ROUND if plan is None else plan.phase)
 
-    @no_compile
+    @_no_compile
     def finish(self) -> None:
         """Wait for the payloads of the rounds that are due, and take their outer steps.
 
@@ -294,18 +358,17 @@ class OuterLoop:
         # A snapshot that is taken meanwhile must not have half of what is sent.
         with fragment.outer.measure() as delta, self._state.lock:
             # A lone worker cannot drift from others.
-            anchor = b"" if self._transport.world_size == 1 else fragment.digest()
-            if self._plan is not None and self._plan.joins:
-                fragment.send_nothing(anchor=anchor, step=step, due_step=due_step)
-                return
+            anchor = b"" if self._transport.world_size == 1 else fragment.outer.digest()
+            joins = self._plan is not None and self._plan.joins
             # A round that is discarded puts back what it took out of feedback.
             before = None if self._membership.is_fixed else fragment.exchange.feedback()
-            names, when = fragment.fragment.names, f"inner step {step}"
-            with self._live.naming_what_is_not_finite(names, delta, when=when):
+            names, sent = fragment.fragment.names, None if joins else delta
+            with self._live.naming_what_is_not_finite(names, delta, when=f"inner step {step}"):
                 fragment.send(
-                    delta, step=step, due_step=due_step, anchor=anchor, feedback_before=before
+                    sent, step=step, due_step=due_step, anchor=anchor, feedback_before=before
                 )
-            fragment.outer.on_sent(delta)
+            if not joins:
+                fragment.outer.on_sent(delta)
 
     def _apply_all(self, due: list[tuple[FragmentState, PendingRound]]) -> None:
         # All workers must wait in one order: the sort is stable, and fragments are in plan order.
@@ -325,25 +388,18 @@ class OuterLoop:
             return
         # Not before: a checkpoint after a failure must still have the round.
         with self._state.lock:
-            before = b"" if self._plan is None else fragment.digest()
+            before = b"" if self._plan is None else fragment.outer.digest()
             fragment.apply(pending, result, rank=self._transport.rank)
             self._state.version += 1
-            self._note(fragment, pending, result, before)
-
-    def _note(
-        self,
-        fragment: FragmentState,
-        pending: PendingRound,
-        result: RoundResult,
-        before: bytes,
-    ) -> None:
-        self._contributions.note(result.left_out, result.clipped, pending.tag)
-        if self._plan is None:
-            return
-        record = record_of(self._state, fragment, pending, result, self._plan.names, before=before)
-        fragment.note_contributors(pending.tag.round, record.facts["counted"])
-        self._membership.log_round(record)
-        self.report()
+            if result.left_out or result.clipped:
+                self._contributions.note(result.left_out, result.clipped, pending.tag)
+            if self._plan is None:
+                return
+            names = self._plan.names
+            record = record_of(self._state, fragment, pending, result, names, before=before)
+            fragment.note_contributors(pending.tag.round, record.facts["counted"])
+            self._membership.log_round(record)
+            self.report()
 
     def _is_due(self, fragment: FragmentState, step: int) -> bool:
         return fragment.fragment.is_due(step=step, sync_every=self.method.sync_every)
@@ -396,6 +452,8 @@ class OuterLoop:
             self.finish()
 
     def _begin_round(self, phase: Phase) -> RoundPlan | None:
+        if self._membership.is_fixed:
+            return None
         started_s = time.perf_counter()
         try:
             answers = self._membership.begin_round(phase)
@@ -407,7 +465,7 @@ class OuterLoop:
                     case Replay():
                         answer = next_after(answers, partial(self._state.replay, answer))
                     case Go(plan):
-                        return None if plan is None else self._follow_plan(plan)
+                        return self._follow_plan(plan)
                     case Over(plan):
                         # What this worker trained since the last round is lost: there is no other.
                         self._state.drop_local_work()
@@ -483,8 +541,8 @@ class OuterLoop:
             contributions=self._contributions.counts(),
             peak_outer_device_bytes=ledger.peak_device_bytes,
             peak_outer_host_bytes=ledger.peak_host_bytes,
-            consensus_sent_bytes=self._outer.counters.sent_bytes,
-            consensus_received_bytes=self._outer.counters.received_bytes,
+            consensus_sent_bytes=self._state.consensus_counters.sent_bytes,
+            consensus_received_bytes=self._state.consensus_counters.received_bytes,
             requests=self.transport.service_requests,
             kernels=kernel_backend(self._live.device),
         )
@@ -542,14 +600,14 @@ class OuterLoop:
             ExchangeError: a peer died, or did not call this.
             NonFiniteError: the outer parameters of a worker are not finite.
         """
-        return self._outer.as_state_dict(self._outer.consensus(version=self._state.version))
+        return self._state.as_state_dict(self._state.consensus())
 
     def digest(self) -> str:
         """SHA-256 of this worker's outer parameters.
 
         Equal on all workers after every round, unless `method.outer.has_own_anchors`.
         """
-        return digest(self._outer.own())
+        return digest(self._state.own())
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Put `consensus()` into the model for the duration of a block.
@@ -564,18 +622,15 @@ class OuterLoop:
         >>> with outer.evaluating():
         ...     y = model(torch.zeros(2))
         """
-        self._outer.begin_consensus(version=self._state.version)
-        return _Evaluation(self._swap_in)
-
-    def _swap_in(self) -> Callable[[], None]:
-        return self._live.swap_in(self._outer.consensus(version=self._state.version))
+        self._state.begin_consensus()
+        return _Evaluation(lambda: self._live.swap_in(self._state.consensus()))
 
     def __getattr__(self, name: str) -> Any:
         if name != "anchor":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         message = "OuterLoop.anchor() is consensus() from 0.3 on"
         warnings.warn(message, DeprecationWarning, stacklevel=2)
-        return lambda: self._outer.as_state_dict(self._outer.own())
+        return lambda: self._state.as_state_dict(self._state.own())
 
     # -- checkpoints -------------------------------------------------------------------------------
 
@@ -609,7 +664,7 @@ class OuterLoop:
                 "dealt": state.dealt,
                 "peak_sent_bytes": self._peak_sent_bytes,
                 "traffic": asdict(self._counters),
-                **self._outer.state_dict(),
+                **state.consensus_state(),
                 **self._contributions.state_dict(workers=self._transport.world_size),
                 "fragments": [f.state_dict(in_flight=keep) for f in state.fragments],
             }
@@ -657,19 +712,18 @@ class OuterLoop:
         else:
             mine.step, mine.version = int(state["step"]), int(state["rounds"])
             mine.dealt = int(state["dealt"])
-            mine.reset_digest()
             for fragment, saved in pairs:
                 if is_same:
                     again += [(fragment, each) for each in fragment.load_state_dict(saved)]
                 else:
-                    fragment.load_from_other_worker_count(saved)
+                    fragment.load_shared(saved["outer"], saved)
         # Shards of a reduction are cut by K, and so is their feedback.
         if not is_same and with_feedback:
             fits = [fragment.load_feedback(saved["exchange"]) for fragment, saved in pairs]
             if not all(fits):
                 _LOG.warning("the error feedback of this checkpoint does not fit, and is dropped")
         self._counters.restore(state["traffic"])
-        self._outer.load_state_dict(state)
+        mine.load_consensus_state(state)
         return again
 
     def _send_again(self, rounds: list[tuple[FragmentState, Mapping[str, Any]]]) -> None:

@@ -1,16 +1,15 @@
-"""Storage of outer state between rounds: on the worker's device, or in the host's memory."""
+"""Memory of outer state between rounds, of messages, and of copies in the host's memory."""
 
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
-from functools import cached_property
+from functools import cache, cached_property
+from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
-from thinwire.buffers import BufferPool
 from thinwire.errors import check
 
 
@@ -46,11 +45,6 @@ class StoredTensor:
         """The tensor where it is stored, to be read only; valid until the next `store`."""
         return self._value
 
-    def discard(self) -> None:
-        """Keep it no longer; nothing else may be called afterwards."""
-        self.release()
-        self._ledger.forget(self)
-
     @property
     def device_bytes(self) -> int:
         """Bytes that it takes on the worker's device now."""
@@ -74,7 +68,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.peak_device_bytes = self.peak_host_bytes = 0
-        # Weak, because a whole exchange is dropped, without a call here, when the number of workers
+        # Weak: what is dropped counts no longer, as a whole exchange when the number of workers
         # changes.
         self._kept: WeakSet[StoredTensor] = WeakSet()
         # A transport may encode a reduced shard on another thread.
@@ -87,11 +81,6 @@ class Ledger:
             self.peak_device_bytes = max(self.peak_device_bytes, self.device_bytes)
             self.peak_host_bytes = max(self.peak_host_bytes, self.host_bytes)
 
-    def forget(self, kept: StoredTensor) -> None:
-        """Count `kept` no longer."""
-        with self._lock:
-            self._kept.discard(kept)
-
     @property
     def device_bytes(self) -> int:
         """Bytes of outer state on the device now."""
@@ -103,8 +92,8 @@ class Ledger:
         return sum(kept.host_bytes for kept in self._kept)
 
 
-class StatePlacement(ABC):
-    """Makes the stored tensors of a worker.
+class StatePlacement:
+    """Makes the stored tensors of a worker, which stay on its device.
 
     Args:
         device: the worker's.
@@ -113,6 +102,9 @@ class StatePlacement(ABC):
     Attributes:
         buffers: for messages.
         home: the device on which tensors are stored.
+
+    >>> StatePlacement(torch.device("cpu")).keep(torch.ones(2)).fetch()
+    tensor([1., 1.])
     """
 
     def __init__(self, device: torch.device, ledger: Ledger | None = None) -> None:
@@ -120,29 +112,16 @@ class StatePlacement(ABC):
         self.ledger = Ledger() if ledger is None else ledger
         self.buffers = BufferPool()
 
-    @abstractmethod
     def keep(self, value: Tensor) -> StoredTensor:
         """Keep `value`, which the caller must not use afterwards; moves it to `home`."""
+        return StoredTensor(value.to(self.device), self.ledger)
 
     def zeros(self, numel: int) -> StoredTensor:
         """Keep `numel` zeros of fp32."""
         return self.keep(torch.zeros(numel, device=self.home))
 
     def put_away(self) -> None:
-        """Release what was prefetched and not fetched; by default nothing is prefetched."""
-        return
-
-
-class OnDevice(StatePlacement):
-    """State stays on the worker's device.
-
-    >>> OnDevice(torch.device("cpu")).keep(torch.ones(2)).fetch()
-    tensor([1., 1.])
-    """
-
-    def keep(self, value: Tensor) -> StoredTensor:
-        """Keep `value` on the device."""
-        return StoredTensor(value.to(self.device), self.ledger)
+        """Release what was prefetched and not fetched; on the device nothing is prefetched."""
 
 
 class _OnHostTensor(StoredTensor):
@@ -254,4 +233,106 @@ def choose_storage(
         because=f"the worker's device is {str(device)!r}",
         do="pass 'cpu' for the host's memory, or None for the worker's device",
     )
-    return OnDevice(device, ledger)
+    return StatePlacement(device, ledger)
+
+
+class BufferPool:
+    """Memory that is reused once no tensor shares it.
+
+    On a CPU fresh memory of a fragment's size costs more than all arithmetic of a round: the system
+    clears it page by page. Memory of a GPU comes from torch's own pool.
+
+    >>> pool = BufferPool()
+    >>> first = pool.take(100, torch.device("cpu"))
+    >>> part = first[10:20]
+    >>> address = first.data_ptr()
+    >>> del first
+    >>> pool.take(100, torch.device("cpu")).data_ptr() == address  # `part` is still there
+    False
+    >>> del part
+    >>> pool.take(90, torch.device("cpu")).data_ptr() == address
+    True
+    """
+
+    def __init__(self) -> None:
+        self._buffers: list[Tensor] = []
+        # A transport's thread may make a message.
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int, device: torch.device) -> Tensor:
+        """Memory with undefined contents, uint8 [nbytes]."""
+        if device.type != "cpu":
+            return torch.empty(nbytes, dtype=torch.uint8, device=device)
+        with self._lock:
+            for buffer in self._buffers:
+                if len(buffer) >= nbytes and not _is_shared(buffer):
+                    return buffer[:nbytes]
+            # Free buffers that are too small go: no more is kept than was in use at once.
+            self._buffers = [buffer for buffer in self._buffers if _is_shared(buffer)]
+            self._buffers.append(torch.empty(nbytes, dtype=torch.uint8))
+            return self._buffers[-1][:nbytes]
+
+
+def _use_count(buffer: Tensor) -> int:
+    storage = buffer.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata)  # pyright: ignore
+
+
+@cache
+def _unshared() -> int:
+    """The use count of memory that belongs to one tensor."""
+    return _use_count(torch.empty(1))
+
+
+def _is_shared(buffer: Tensor) -> bool:
+    return _use_count(buffer) > _unshared()
+
+
+def lies_on_gpu(tensor: Tensor) -> bool:
+    """True if `tensor` can be copied to the host while the GPU computes.
+
+    >>> lies_on_gpu(torch.ones(2))
+    False
+    """
+    return tensor.is_cuda
+
+
+class HostCopy:
+    """A copy of a tensor to the host; only `read` waits for it.
+
+    From a CUDA device it goes to pinned memory on a side stream, so neither the current stream nor
+    the calling thread waits. `read` may be called in another thread.
+
+    Args:
+        tensor: copied after the work that was issued on its device before.
+
+    >>> HostCopy(torch.ones(2)).read()
+    tensor([1., 1.])
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._arrived: Any = None
+        self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        if not tensor.is_cuda:
+            self._host.copy_(tensor, non_blocking=True)
+            return
+        stream = _copying_stream(tensor.device)
+        stream.wait_stream(torch.cuda.current_stream(tensor.device))
+        with torch.cuda.stream(stream):
+            self._host.copy_(tensor, non_blocking=True)
+            self._arrived = stream.record_event()
+        # Its memory must not be reused before the copy has ended.
+        tensor.record_stream(stream)
+
+    def read(self) -> Tensor:
+        """The tensor, in the host's memory."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        elif torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+        return self._host
+
+
+@cache
+def _copying_stream(device: torch.device) -> Any:
+    return torch.cuda.Stream(device)

@@ -110,13 +110,6 @@ def test_reduce_scatter_receives_two_payloads_and_gather_k_minus_one(codec, work
     assert payload_bytes <= by_scatter <= (2 if workers == 8 else 1) * limit
 
 
-def test_reduce_scatter_sends_all_shards_but_its_own_and_a_result() -> None:
-    loop = still(diloco(sync_every=1, exchange=tw.ReduceScatter()), 4)[0]
-    shard_nbytes = [HEADER_NBYTES + 4 * n for n in (4096, 4096, 4096, 4096 + 256)]
-    sent_bytes = sum(shard_nbytes) - shard_nbytes[0] + max(shard_nbytes)
-    assert loop.stats.sent_bytes == loop.stats.peak_sent_bytes_per_step == sent_bytes
-
-
 @pytest.mark.parametrize(
     ("codec", "workers", "gathers"),
     [
@@ -141,7 +134,7 @@ def test_automatic_takes_its_number_of_few_and_gathers_what_needs_whole_tensors(
     # A single payload of fp32 that arrives is no more than the vector.
     assert tw.Automatic(few=1).choose(identity, LAYOUT, MEAN, 2) == tw.Gather()
     assert few.choose(identity, LAYOUT, tw.MedianNormClip(), 9) == tw.Gather()
-    with pytest.raises(tw.ConfigurationError, match="few=0"):
+    with pytest.raises(tw.ConfigurationError, match="few to 0"):
         tw.Automatic(few=0)
     received = [
         still(diloco(sync_every=1, exchange=e), 5)[0].stats.received_bytes

@@ -6,15 +6,11 @@ import pytest
 import torch
 
 import thinwire as tw
-from exchanges import LAYOUT, delta_of, exchanged, flipped, state_of, tag_of
+from exchanges import LAYOUT, delta_of, exchanged, state_of
 from thinwire import codecs
-from thinwire.blocks import DenseVector
 from thinwire.exchange import Pairs
-from thinwire.exchange.message import HEADER_NBYTES
-from thinwire.exchange.pairs import peers_of
-from thinwire.testing.faults import Change, Changing
+from thinwire.exchange.state import peers_of
 from thinwire.transport import in_process
-from thinwire.transport.metered import Metered
 from toy import OwnAnchors, Team, adamw
 
 LOSSY = [codecs.CastBF16(), codecs.Quantise(bits=2), codecs.TopK(k=64)]
@@ -63,64 +59,6 @@ def test_the_mean_is_that_of_a_worker_and_its_peer(codec, workers: int) -> None:
             assert not result.left_out
 
 
-def test_feedback_keeps_what_a_message_lacks() -> None:
-    codec = codecs.Quantise(bits=1)
-    states = [
-        state_of(Pairs(), rank, 3, codec=codec, feedback=tw.ErrorFeedback()) for rank in range(3)
-    ]
-    exchanged(states, in_process(3))
-    bound = codec.bind(LAYOUT)
-    for rank, state in enumerate(states):
-        delta = delta_of(rank)
-        lacking = delta - bound.decode(bound.encode(delta.clone(), round=1), round=1)
-        torch.testing.assert_close(state.state_dict()["residual"], lacking)
-
-
-@pytest.mark.parametrize("codec", [codecs.Identity(), codecs.Quantise(bits=2)])
-def test_bytes_do_not_grow_with_the_workers(codec) -> None:
-    nbytes = HEADER_NBYTES + codec.bind(LAYOUT).nbytes
-    for workers in range(2, 10):
-        meters = [Metered(t) for t in in_process(workers)]
-        exchanged([state_of(Pairs(), r, workers, codec=codec) for r in range(workers)], meters)
-        counted = sorted((m.counters.sent_bytes, m.counters.received_bytes) for m in meters)
-        odd_one_out = [(0, 0)] * (workers % 2)
-        assert counted == odd_one_out + [(nbytes, nbytes)] * (workers - workers % 2)
-
-
-class Flipped(Change):
-    """One bit of what a worker gets in a swap is another."""
-
-    def __init__(self, place: int) -> None:
-        self.place = place
-
-    def arrived(self, post, received):
-        return {sender: flipped(payload, self.place) for sender, payload in received.items()}
-
-
-@pytest.mark.parametrize(
-    ("place", "reason"), [(HEADER_NBYTES, "body does not match"), (50, "header does not match")]
-)
-def test_a_damaged_message_is_refused_by_sender_and_round(place: int, reason: str) -> None:
-    transports = [Changing(t, Flipped(place)) for t in in_process(2)]
-    states = [state_of(Pairs(), rank, 2) for rank in range(2)]
-    with pytest.raises(tw.ExchangeError, match=f"message of worker 1 for round 1.*{reason}"):
-        exchanged(states, transports)
-
-
-def test_a_message_of_an_earlier_round_is_refused() -> None:
-    states, transports = [state_of(Pairs(), rank, 2) for rank in range(2)], in_process(2)
-    old = states[1].encode(DenseVector(delta_of(1)), tag_of(1))
-    with pytest.raises(tw.ExchangeError, match=r"worker 1 for round 2.*round is 1, not 2"):
-        exchanged(
-            states,
-            transports,
-            round=2,
-            encode=lambda rank, state: (
-                old if rank else state.encode(DenseVector(delta_of(0)), tag_of(2))
-            ),
-        )
-
-
 OUTER = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
 
 
@@ -142,7 +80,8 @@ def test_two_workers_in_pairs_are_two_that_gather_and_three_are_not(codec) -> No
 
 
 def test_what_pairs_cannot_do_is_refused() -> None:
-    with pytest.raises(tw.ConfigurationError, match=r"in pairs among workers that come and go"):
-        state_of(Pairs(), 0, 2, drops_bad_messages=True)
+    mine = tw.presets.diloco(outer=OwnAnchors(outer=OUTER), exchange=Pairs())
+    with pytest.raises(tw.ConfigurationError, match=r"OwnAnchors where workers come and go"):
+        mine.check_elastic()
     with pytest.raises(tw.ConfigurationError, match=r"in pairs with SGD.*Gossip"):
         method(Pairs(), codecs.Identity())

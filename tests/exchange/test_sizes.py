@@ -7,7 +7,7 @@ from exchanges import CODECS, LAYOUT, MEAN, delta_of, exchanged, state_of, tag_o
 from thinwire import codecs
 from thinwire.blocks import DenseVector
 from thinwire.exchange import Pairs
-from thinwire.exchange.pairs import peers_of
+from thinwire.exchange.state import peers_of
 from thinwire.fragments.layout import Layout
 from thinwire.transport import in_process
 from thinwire.transport.metered import Metered

@@ -121,10 +121,6 @@ def test_dtype_is_kept_and_the_input_untouched(dtype):
 @pytest.mark.parametrize(
     ("call", "word"),
     [
-        (lambda: orthogonalise(torch.ones(3)), "orthogonalise"),
-        (lambda: orthogonalise(torch.ones(())), "orthogonalise"),
-        (lambda: orthogonalise(torch.ones(2, 2, dtype=torch.int64)), "orthogonalise"),
-        (lambda: orthogonalise(torch.ones(2, 2, dtype=torch.complex64)), "complex64"),
         (lambda: NewtonSchulz(coefficients=()), "three"),
         (lambda: NewtonSchulz(coefficients=((1.0, 2.0),)), "three"),
     ],

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 import thinwire as tw
 from thinwire.blocks import DenseVector
 from thinwire.outer import DelayedNesterov
-from thinwire.outer.delayed_nesterov import delayed_nesterov
 from toy import bound
 
 
@@ -49,9 +48,11 @@ def test_in_fp64_the_identity_is_exact() -> None:
     """The equations themselves, without fp32."""
     beta, eps, every = 0.9, 0.7, 4
     arrivals = [g.double() for g in gradients(24)]
-    theta, m, s = (torch.zeros(7, dtype=torch.float64) for _ in range(3))
+    outer = DelayedNesterov(lr=eps, momentum=beta, every=every)
+    theta = torch.zeros(7, dtype=torch.float64)
+    buffers = outer.buffers(theta)
     for t, g in enumerate(arrivals):
-        theta -= eps * delayed_nesterov(g, m, s, t, beta=beta, every=every, c=0.0)
+        theta = outer.step(theta, g, buffers | {"step": torch.tensor(t)})
     other, momentum = (torch.zeros(7, dtype=torch.float64) for _ in range(2))
     for mean in means(arrivals, every):
         momentum = beta * momentum + mean

@@ -11,11 +11,11 @@ from torch import nn
 import plan_scenarios
 import thinwire as tw
 from thinwire import codecs
-from thinwire.exchange.pairs import peers_of
+from thinwire.exchange.state import peers_of
 from thinwire.fragments.layout import Layout
+from thinwire.outer_loop import Stats
 from thinwire.plan.shape import Shape
 from thinwire.plan.traffic import MessageSpec, Traffic, traffic
-from thinwire.stats import Stats
 
 
 class Odd(nn.Module):

@@ -22,14 +22,14 @@ from thinwire.exchange.message import (
     open_message,
     seal,
 )
-from thinwire.fragment_builder import FragmentBuilder
+from thinwire.fragment_state import FragmentBuilder
 from thinwire.fragments import Whole
 from thinwire.fragments.sharding import sharding_of
 from thinwire.live_weights import LiveWeights
 from thinwire.method import Method
 from thinwire.outer import Delay, GradientAveraging, OuterState
 from thinwire.rejection import Rejection, RejectReason
-from thinwire.storage import OnDevice, StatePlacement
+from thinwire.storage import StatePlacement
 from thinwire.transport import in_process
 from thinwire.version import __version__
 
@@ -90,7 +90,7 @@ class ModelVector:
 
     def seal_anchor(self, flat: Tensor, *, round: int, anchor: bytes) -> Tensor:
         """A message with `flat` (fp32 [numel]), of digest `anchor`, for the exchange `round`."""
-        message = blank_message(self._plain.nbytes, OnDevice(torch.device("cpu")))
+        message = blank_message(self._plain.nbytes, StatePlacement(torch.device("cpu")))
         self._plain.encode_to(body_of(message, self._plain.nbytes), flat.cpu())
         return seal(message, self._anchor_header(round, anchor))
 

@@ -34,7 +34,7 @@ class BoundCodec(ABC):
         whole = Span(0, layout.numel)
         self.pieces = (CodecPiece(part=whole, codec=self, where=slice(0, nbytes)),)
 
-    def prepare(self, device: torch.device) -> None:  # noqa: B027 - most have nothing to prepare
+    def prepare(self, device: torch.device) -> None:
         """Load and compile the kernels for vectors on `device`, before the first is encoded.
 
         By default nothing.

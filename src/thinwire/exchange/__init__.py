@@ -6,10 +6,18 @@ reduce-scatter  every worker sends each shard to its owner, who combines, encode
 pairs           every worker swaps with one other, drawn at random each round: one payload received
 """
 
-from thinwire.exchange.base import ExchangeContext, Pattern, RoundResult, Sizes
-from thinwire.exchange.kinds import Automatic, Exchange, Gather, ReduceScatter
-from thinwire.exchange.pairs import Pairs
-from thinwire.exchange.state import ExchangeState
+from thinwire.exchange.state import (
+    Automatic,
+    Exchange,
+    ExchangeContext,
+    ExchangeState,
+    Gather,
+    Pairs,
+    Pattern,
+    ReduceScatter,
+    RoundResult,
+    Sizes,
+)
 
 __all__ = [
     "Automatic",

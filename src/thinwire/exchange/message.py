@@ -69,16 +69,6 @@ class Header(NamedTuple):
     codec: str
 
 
-class _Found(NamedTuple):
-    """A header as it arrived."""
-
-    version: int
-    codec: bytes
-    body_checksum: int
-    place: tuple[int, int, int, int, int, int]  # as in `Header`
-    anchor: bytes
-
-
 def blank_message(body_nbytes: int, storage: StatePlacement) -> Tensor:
     """Memory for a header and a body, uint8 [64 + body_nbytes], with undefined contents."""
     return storage.buffers.take(HEADER_NBYTES + body_nbytes, storage.device)
@@ -114,8 +104,8 @@ def read_origin(message: Tensor) -> Origin:
     Raises:
         ExchangeError: it has no whole header, or a damaged one.
     """
-    found = _read_fields("read where a message comes from", message, HEADER_NBYTES)
-    return Origin(sender=found.place[4], round=found.place[3], anchor=found.anchor)
+    *_, place, anchor = _read_fields("read where a message comes from", message, HEADER_NBYTES)
+    return Origin(sender=place[4], round=place[3], anchor=anchor)
 
 
 def open_message(message: Tensor, expected: Header, *, body_nbytes: int) -> Tensor:
@@ -132,25 +122,27 @@ def open_message(message: Tensor, expected: Header, *, body_nbytes: int) -> Tens
     """
     whose = f"use the message of worker {expected.sender} for round {expected.round}"
     nbytes = HEADER_NBYTES + body_nbytes
-    found, body = _read_fields(whose, message, nbytes), message[HEADER_NBYTES:nbytes]
-    is_first = found.version == 1
+    version, codec, body_checksum, place, anchor = _read_fields(whose, message, nbytes)
+    body = message[HEADER_NBYTES:nbytes]
+    is_first = version == 1
     arrived = zlib.crc32(body.cpu().contiguous().numpy().data) if is_first else checksum(body)
-    places = zip(Header._fields, expected, found.place, strict=False)
-    is_same_codec = found.codec == _codec_digest(expected.codec)
+    places = zip(Header._fields, expected, place, strict=False)
     _check(
         whose,
-        (is_same_codec, f"it was written by another codec than {expected.codec!r}"),
+        (
+            codec == _codec_digest(expected.codec),
+            f"it was written by another codec than {expected.codec!r}",
+        ),
         # Before the length: a worker that lags by a fragment sends a message of another length, and
         # the error should say which fragment it is of.
         *[(theirs == mine, f"its {name} is {theirs}, not {mine}") for name, mine, theirs in places],
         (len(message) >= nbytes, f"it has {len(message)} bytes of {nbytes}"),
-        (found.body_checksum == arrived, "its body does not match its checksum"),
+        (body_checksum == arrived, "its body does not match its checksum"),
     )
-    if found.anchor != expected.anchor:
+    if anchor != expected.anchor:
         raise MismatchError(
             f"{whose}: replicas have drifted",
-            because=f"its outer parameters have digest {found.anchor.hex()}, not "
-            f"{expected.anchor.hex()}",
+            because=f"its outer parameters have digest {anchor.hex()}, not {expected.anchor.hex()}",
             do="resume all workers from one checkpoint; report it if the weights were not changed "
             "from outside",
         )
@@ -180,8 +172,16 @@ def examine(message: Tensor, expected: Header, *, body_nbytes: int) -> Rejection
     return None
 
 
-def _read_fields(whose: str, message: Tensor, nbytes: int) -> _Found:
-    """The header of `message`, which has `nbytes` if it is whole."""
+def _read_fields(
+    whose: str, message: Tensor, nbytes: int
+) -> tuple[int, bytes, int, tuple[int, ...], bytes]:
+    """Version, codec, checksum of the body, places as in `Header`, and anchor of `message`.
+
+    Args:
+        whose: what it is read for, for the error message.
+        message: as it arrived.
+        nbytes: that it has if it is whole.
+    """
     is_vector = message.dtype == torch.uint8 and message.dim() == 1
     form = f"{str(message.dtype).removeprefix('torch.')} {list(message.shape)}"
     forged = "" if message.numel() else ": it was forged or changed on its way"
@@ -200,7 +200,7 @@ def _read_fields(whose: str, message: Tensor, nbytes: int) -> _Found:
         (size == HEADER_NBYTES, f"its header has {size} bytes, not {HEADER_NBYTES}"),
         (is_whole, "its header does not match its checksum"),
     )
-    return _Found(version, codec, body_checksum, (*place, elements), anchor)
+    return version, codec, body_checksum, (*place, elements), anchor
 
 
 def _codec_digest(id: str) -> bytes:

@@ -1,24 +1,25 @@
-"""One round of an exchange: shards go to those that combine them, and results come back."""
+"""Exchanges: which shard each worker combines, and a round in which they go there and back."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from thinwire.aggregate import Payloads, aggregate_valid, clipped_of, combined
+from thinwire.aggregate import Aggregate, Payloads, aggregate_valid, clipped_of, combined
 from thinwire.blocks import DenseVector, LazyVector, StreamedVector, VectorPart
 from thinwire.checksums import checksums, refuse_vector
-from thinwire.codecs import BoundCodec
-from thinwire.errors import NonFiniteError, RoundDiscarded, check
-from thinwire.exchange.base import ExchangeContext, RoundResult
+from thinwire.codecs import BoundCodec, Codec
+from thinwire.errors import NonFiniteError, RoundDiscarded, SameWorkWarning, check, check_whole
 from thinwire.exchange.message import (
     HEADER_NBYTES,
     Header,
@@ -28,14 +29,265 @@ from thinwire.exchange.message import (
     open_message,
     seal,
 )
-from thinwire.exchange.same_work import is_same_work, warn_of_same_work
-from thinwire.feedback import FeedbackState
+from thinwire.feedback import Feedback, FeedbackState, NoFeedback
+from thinwire.fragments.layout import Layout
 from thinwire.rejection import Kind, Rejection, check_round_counts
+from thinwire.storage import StatePlacement
 from thinwire.transport import Post, Posts, RoundTag
 from thinwire.transport.base import Received, SharedAnswer, attempt
 
-if TYPE_CHECKING:
-    from thinwire.exchange.kinds import Exchange
+Pattern: TypeAlias = Literal["gather", "reduce_scatter", "pairs", "server"]
+"""Which workers send what to which; a link model needs no more of an exchange."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExchangeContext:
+    """A fragment, its method and its workers, for one exchange state.
+
+    Args:
+        codec: encodes payloads.
+        feedback: carries encoding errors to the next round.
+        aggregate: combines the pseudo-gradients of all workers.
+        layout: of the fragment's vector.
+        fragment: its index.
+        workers: K.
+        rank: of this worker.
+        storage: of the feedback.
+        drops_bad_messages: leave out bad messages; the transport must give all workers the same
+            bytes. Otherwise a bad message is an error.
+        has_own_anchors: the anchors differ between workers, so messages have no digest of them.
+        warns_of_same_work: warn if all workers send the same in the first round.
+        refuses_own: raise if this worker's pseudo-gradient is not finite. Otherwise it is sent, and
+            all workers reject it.
+    """
+
+    codec: Codec
+    feedback: Feedback
+    aggregate: Aggregate
+    layout: Layout
+    fragment: int
+    workers: int
+    rank: int
+    storage: StatePlacement
+    drops_bad_messages: bool = False
+    has_own_anchors: bool = False
+    warns_of_same_work: bool = True
+    refuses_own: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    """Bytes and messages of one worker in one exchange, headers included.
+
+    Args:
+        messages: bytes of the messages of this worker's pseudo-gradient, by name.
+        result_nbytes: of the message with a combined shard; 0 without one.
+        sent_nbytes: to other workers, each message counted once.
+        received_nbytes: from other workers.
+        sent_count: messages to other workers, counted like their bytes.
+        received_count: messages from other workers.
+        pattern: which workers send what to which.
+    """
+
+    messages: Mapping[str, int]
+    sent_nbytes: int
+    received_nbytes: int
+    sent_count: int
+    received_count: int
+    pattern: Pattern
+    result_nbytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundResult:
+    """The mean of a round, and which workers are not in it.
+
+    Args:
+        mean: of the fragment's vector, decoded as it is read.
+        left_out: rejections of the workers that are not in it, by rank.
+        messages: of which the mean was made, in rank order.
+        clipped: factors by which contributions were scaled down, by rank; under a reduce-scatter,
+            those of the shard that this worker owns.
+    """
+
+    mean: StreamedVector
+    left_out: Mapping[int, Rejection]
+    messages: Sequence[Tensor]
+    clipped: Mapping[int, float] = field(default_factory=dict[int, float])
+
+
+class Exchange:
+    """Describes how the workers of a method exchange; `bind` makes its state.
+
+    A subclass answers `owners`: by default all workers combine all that is sent.
+    """
+
+    owner_feedback: Feedback = NoFeedback()
+    """Of the shard that a worker combines, where there are several."""
+
+    def owners(self, rank: int, workers: int, round: int) -> Mapping[int, int]:
+        """The shard that each worker combines, by rank, of those that exchange with `rank`.
+
+        All combine shard 0, or worker s combines shard s and sends the result to all.
+
+        >>> dict(Exchange().owners(0, 3, round=1))
+        {0: 0, 1: 0, 2: 0}
+        """
+        return dict.fromkeys(range(workers), 0)
+
+    def choose(self, codec: Codec, layout: Layout, aggregate: Aggregate, workers: int) -> Exchange:
+        """The exchange that is used for so many workers: by default this one."""
+        return self
+
+    def bind(self, context: ExchangeContext) -> ExchangeState:
+        """A fresh exchange state for one fragment."""
+        chosen = self.choose(context.codec, context.layout, context.aggregate, context.workers)
+        return ExchangeState(context, chosen)
+
+    def sizes(
+        self, codec: Codec, layout: Layout, aggregate: Aggregate, *, workers: int, rank: int
+    ) -> Sizes:
+        """Bytes that worker `rank` of `workers` sends and receives; nothing is made or sent.
+
+        >>> from thinwire.aggregate import MeanOverWorkers
+        >>> from thinwire.codecs import Identity
+        >>> layout = Layout.vector(10)
+        >>> Gather().sizes(Identity(), layout, MeanOverWorkers(), workers=3, rank=0).received_nbytes
+        208
+        """
+        owners = self.choose(codec, layout, aggregate, workers).owners(rank, workers, round=1)
+        shards = 1 + max(owners.values())
+        pieces = layout.cut(shards) if shards > 1 else [(0, layout)]
+        nbytes = [
+            HEADER_NBYTES * (workers > 1) + codec.payload_nbytes(piece) for _, piece in pieces
+        ]
+        others, is_cut = len(owners) - 1, len(pieces) > 1
+        # Results travel in an all-gather, which takes equal sizes.
+        result_nbytes = max(nbytes) if is_cut else 0
+        sent = {shard for peer, shard in owners.items() if peer != rank}
+        return Sizes(
+            messages={f"shard{n}" if is_cut else "whole": size for n, size in enumerate(nbytes)},
+            sent_nbytes=sum(nbytes[shard] for shard in sent) + result_nbytes,
+            received_nbytes=others * (nbytes[owners[rank]] + result_nbytes),
+            sent_count=len(sent) + is_cut,
+            received_count=others * (1 + is_cut),
+            pattern="reduce_scatter" if is_cut else "gather",
+            result_nbytes=result_nbytes,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gather(Exchange):
+    """Every worker's payload goes to every worker, and all of them combine all payloads.
+
+    >>> Gather()
+    Gather()
+    """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReduceScatter(Exchange):
+    """mean_s = decode(encode(aggregate_k(decode(encode(Delta_k,s))))) by the owner of shard s.
+
+    Sums are fp32 in rank order. A lossless codec gives the very numbers of `Gather`; any other
+    rounds twice.
+
+    Args:
+        owner_feedback: feeds the error of the second encoding back on the shard's owner, too.
+
+    Source: MuLoCo (arXiv 2505.23725), section on compression, whose code only simulates it.
+
+    >>> ReduceScatter().owner_feedback
+    NoFeedback()
+    """
+
+    owner_feedback: Feedback = field(default_factory=NoFeedback)
+
+    def owners(self, rank: int, workers: int, round: int) -> Mapping[int, int]:
+        """Worker s combines shard s, one of as many as there are workers."""
+        return {owner: owner for owner in range(workers)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Automatic(Exchange):
+    """Gathers up to a few workers, or while what arrives is no more than the vector in fp32.
+
+    gather receives (K - 1) B bytes for payloads of B; reduce-scatter 2 B, but encodes twice. An
+    aggregate that is not elementwise is always gathered: it needs whole tensors.
+
+    Args:
+        few: K up to which the answer is always gather.
+        otherwise: the reduce-scatter for the other cases.
+
+    Raises:
+        ConfigurationError: `few` is below 1.
+
+    >>> Automatic().few
+    4
+    """
+
+    few: int = 4
+    otherwise: ReduceScatter = field(default_factory=ReduceScatter)
+
+    def __post_init__(self) -> None:
+        check_whole("few", self.few)
+
+    def choose(self, codec: Codec, layout: Layout, aggregate: Aggregate, workers: int) -> Exchange:
+        """The exchange for so many workers: `Gather` or `otherwise`."""
+        received_bytes = (workers - 1) * codec.payload_nbytes(layout)
+        few = workers <= self.few or received_bytes <= 4 * layout.numel
+        return Gather() if few or not aggregate.elementwise else self.otherwise
+
+
+def peers_of(workers: int, *, round: int, seed: int) -> list[int]:
+    """The peer of each worker in a round, in rank order; an odd one out is its own peer.
+
+    All workers draw alike: they are ordered by SHA-256(seed, round, rank), and neighbours in that
+    order are a pair. Every pair is equally likely, and rounds are independent.
+
+    >>> peers_of(5, round=1, seed=0)
+    [3, 4, 2, 0, 1]
+    """
+
+    def draw(rank: int) -> bytes:
+        return hashlib.sha256(f"{seed} {round} {rank}".encode()).digest()
+
+    drawn = sorted(range(workers), key=draw)
+    peers = list(range(workers))
+    for left, right in zip(drawn[::2], drawn[1::2], strict=False):
+        peers[left], peers[right] = right, left
+    return peers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pairs(Exchange):
+    """Delta = aggregate(Delta_k, Delta_j) for one peer j of each worker k, drawn each round.
+
+    Every worker receives one payload, for any number of workers. Each pair moves its own anchors,
+    so the outer optimizer must have an anchor per worker, and pull them together.
+
+    Args:
+        seed: of the draw.
+
+    Source: NoLoCo (arXiv 2506.10911), whose outer step needs the peer's anchor besides.
+
+    >>> Pairs().seed
+    0
+    """
+
+    seed: int = 0
+
+    def owners(self, rank: int, workers: int, round: int) -> Mapping[int, int]:
+        """A worker and its peer of the round combine both payloads."""
+        peer = peers_of(workers, round=round, seed=self.seed)[rank]
+        return dict.fromkeys(sorted({rank, peer}), 0)
+
+    def sizes(
+        self, codec: Codec, layout: Layout, aggregate: Aggregate, *, workers: int, rank: int
+    ) -> Sizes:
+        """One message each way. With odd K one worker, drawn each round, sends none."""
+        whole = Gather().sizes(codec, layout, aggregate, workers=min(workers, 2), rank=rank % 2)
+        return replace(whole, pattern="pairs")
 
 
 class _Arrived(NamedTuple):
@@ -102,14 +354,8 @@ class ExchangeState:
         if self._owner and refuses and self._device.type == "cpu" and not delta.is_finite():
             refuse_vector()
         parts = zip(bodies, self._places, self._codecs, self._feedback, strict=True)
-        is_whole = len(self._places) == 1
         totals = [
-            feedback.encode_to(
-                body,
-                delta if is_whole else delta.piece(at.start, at.stop),
-                codec,
-                round=tag.round,
-            )
+            feedback.encode_to(body, delta.piece(at.start, at.stop), codec, round=tag.round)
             for body, at, codec, feedback in parts
         ]
         total = torch.stack(totals).sum() if refuses else None
@@ -120,8 +366,7 @@ class ExchangeState:
 
     def empty_messages(self, tag: RoundTag) -> dict[str, Tensor]:
         """Messages of a worker without a contribution; they are never averaged."""
-        sizes = [HEADER_NBYTES + codec.nbytes for codec in self._codecs]
-        messages = [torch.zeros(nbytes, dtype=torch.uint8) for nbytes in sizes]
+        messages = list(self.blank().values())
         found = checksums([message[HEADER_NBYTES:] for message in messages])
         return self._sealed(messages, tag, Kind.NOTHING, found)
 
@@ -438,3 +683,33 @@ class _OwnerFeedback:
         with self._lock:
             self.before = deque()
             self._feedback.load_state_dict(state)
+
+
+def is_same_work(payloads: Payloads) -> bool:
+    """True if the payloads of several workers are equal and not all 0.
+
+    Data parallelism around the workers averages their gradients at every step, and workers with the
+    same data compute the same. Rounds, bytes and losses of such a run look right, but it is a run
+    of one worker.
+    """
+    # This worker's own may be on its device, and those of the others in the host's memory.
+    first, *others = (payload.cpu() for payload in payloads.payloads)
+    is_same = all(torch.equal(first, other) for other in others)
+    return is_same and bool(payloads.coefficients(0).any())
+
+
+def warn_of_same_work() -> None:
+    """Warn, in the thread of the caller.
+
+    Where warnings are errors, a transport's own thread may take one for a fault of the link.
+    """
+    warnings.warn(
+        "all workers sent exactly the same in the first round; because they train on the same "
+        "data, or something averages their gradients already (DDP or FSDP around them, a "
+        "trainer that takes torchrun's processes for its own, an optimizer that reduces over "
+        "the default group), so the exchange adds nothing and the run goes on as one worker's; "
+        "do: pass each worker its own share of the data (outer.share numbers it), and let each "
+        "train without a process group that joins workers",
+        SameWorkWarning,
+        stacklevel=1,  # one place: Python shows it once, however many fragments find the same
+    )

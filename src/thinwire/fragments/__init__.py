@@ -1,13 +1,15 @@
 """Which parameters travel together, in which order of bytes, and after which inner steps."""
 
 from thinwire.fragments.layers import Part
-from thinwire.fragments.offsets import At, Offsets, Spread
 from thinwire.fragments.rules import (
+    At,
     Balanced,
     ByModule,
     Fragment,
     Fragments,
+    Offsets,
     Sequential,
+    Spread,
     Strided,
     Whole,
 )

@@ -106,20 +106,23 @@ class Layout:
         ends = [*nearest, self.numel]
         stops = [s.stop for s in self.segments]
         return [
-            (start, self._piece(start, end, first=bisect_right(stops, start)))
+            (start, self._piece(start, end, skip=bisect_right(stops, start)))
             for start, end in zip([0, *nearest], ends, strict=True)
         ]
 
-    def _piece(self, start: int, end: int, *, first: int) -> "Layout":
+    def _piece(self, start: int, end: int, *, skip: int) -> "Layout":
         # Of many workers each has a few segments: looking at all for each takes minutes.
         segments: list[Segment] = []
-        for s in islice(self.segments, first, None):
+        for s in islice(self.segments, skip, None):
             if s.start >= end:
                 break
-            segments += [
-                Segment(name=s.name, shape=shape, role=s.role, start=at - start)
-                for at, shape in _clip(s, start, end)
-            ]
+            first, last = max(s.start, start), min(s.stop, end)
+            if first >= last:
+                continue
+            shape = s.shape
+            if last - first < s.numel:
+                shape = ((last - first) // s.matrix[1], *s.shape[1:])
+            segments.append(Segment(name=s.name, shape=shape, role=s.role, start=first - start))
         return Layout(segments=tuple(segments), numel=end - start)
 
 
@@ -137,17 +140,6 @@ def _nearest(places: Sequence[int], wanted: int) -> int:
     above = min(bisect_left(places, wanted), len(places) - 1)
     below = max(above - 1, 0)
     return min(places[below], places[above], key=lambda place: abs(place - wanted))
-
-
-def _clip(s: Segment, start: int, end: int) -> list[tuple[int, tuple[int, ...]]]:
-    """The part of `s` within [start, end), as [(first element, shape)]; [] if they do not meet."""
-    first, last = max(s.start, start), min(s.stop, end)
-    if first >= last:
-        return []
-    if last - first == s.numel:
-        return [(first, s.shape)]
-    _, columns = s.matrix
-    return [(first, ((last - first) // columns, *s.shape[1:]))]
 
 
 def wire_order(shapes: Mapping[str, Sequence[int]]) -> tuple[str, ...]:

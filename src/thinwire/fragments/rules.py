@@ -4,9 +4,88 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from thinwire.errors import ConfigurationError, check_whole, unknown_name
+from thinwire.errors import ConfigurationError, check, check_whole, unknown_name
 from thinwire.fragments.layers import WRAPPERS, Part
-from thinwire.fragments.offsets import Offsets, Spread
+
+
+class Offsets(ABC):
+    """A rule for the (offset, first step) of every fragment, in inner steps."""
+
+    @abstractmethod
+    def of(self, count: int, *, sync_every: int) -> tuple[tuple[int, int], ...]:
+        """(t_p, first step) of each of `count` fragments.
+
+        Fragment p is due after inner step t (from 1) when (t - t_p) mod H = 0 and t is not before
+        its first step.
+
+        Args:
+            count: P, fragments.
+            sync_every: H, inner steps from one exchange of a fragment to the next.
+
+        Raises:
+            ConfigurationError: the rule does not fit so many fragments or so short an interval.
+        """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spread(Offsets):
+    """t_p = floor(p H / P): evenly over the interval, the first exchange after H steps or more.
+
+    Raises:
+        ConfigurationError: P > H, when `of` is called.
+
+    >>> Spread().of(3, sync_every=10)
+    ((0, 10), (3, 10), (6, 10))
+
+    Source: Streaming DiLoCo (arXiv 2501.18512), section 3.
+    """
+
+    def of(self, count: int, *, sync_every: int) -> tuple[tuple[int, int], ...]:
+        """Offsets of `count` fragments, no two of them equal."""
+        check(
+            count <= sync_every,
+            f"spread {count} fragments over {sync_every} inner steps",
+            because="two fragments would be due after the same step",
+            do=f"pass sync_every >= {count}, or a rule that makes fewer fragments",
+        )
+        return tuple((p * sync_every // count, sync_every) for p in range(count))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class At(Offsets):
+    """Offsets given one by one; a fragment's first exchange is after t_p steps, not H + t_p.
+
+    An offset of 0 means step H: at step 0 nothing has been trained.
+
+    Args:
+        steps: t_p in [0, H) for each fragment; equal ones are exchanged after the same step.
+
+    Raises:
+        ConfigurationError: an offset is negative or not an integer; when `of` is called, there is
+            not one offset for each fragment, or one is not below H.
+
+    >>> At(steps=(4, 0)).of(2, sync_every=10)
+    ((4, 4), (0, 10))
+    """
+
+    steps: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for step in self.steps:
+            # No step would equal an offset of 1.5: its fragment would never be exchanged.
+            check_whole("the offset of a fragment, in inner steps,", step, least=0)
+
+    def of(self, count: int, *, sync_every: int) -> tuple[tuple[int, int], ...]:
+        """The given offsets, checked against the number of fragments and the interval."""
+        check(
+            len(self.steps) == count,
+            f"use {len(self.steps)} offsets ({', '.join(map(str, self.steps))})",
+            because=f"this model has {count} fragments",
+            do="pass one offset for each fragment",
+        )
+        for p, step in enumerate(self.steps):
+            check_whole(f"the offset of fragment {p}", step, least=0, most=sync_every - 1)
+        return tuple((step, step or sync_every) for step in self.steps)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,7 +222,6 @@ class Sequential(_ByLayers):
     """
 
     def _fragment_of(self, layer: int, count: int) -> int:
-        del count
         return layer // self.layers
 
 
@@ -234,7 +312,16 @@ class ByModule(Fragments):
         found: dict[str, tuple[int, str]] = {}
         for index, names in enumerate(self.modules):
             for wanted in names:
-                _claim(index, wanted, spellings, found)
+                for name, spelling in _named(index, wanted, spellings).items():
+                    other, earlier = found.setdefault(name, (index, spelling))
+                    if other != index:
+                        raise ConfigurationError(
+                            f"exchange {earlier!r} in fragment {other} and {spelling!r} in "
+                            f"fragment {index}",
+                            because="they are one parameter"
+                            + (", tied under two names" * (earlier != spelling)),
+                            do="leave it out of one of the two fragments",
+                        )
         forgotten = [part.name for part in parts if part.name not in found]
         if forgotten:
             more = f" and {len(forgotten) - 1} more" if len(forgotten) > 1 else ""
@@ -247,39 +334,22 @@ class ByModule(Fragments):
         return _fill(parts, home, len(self.modules), self.offsets, sync_every)
 
 
-def _claim(
-    index: int,
-    wanted: str,
-    spellings: Mapping[str, tuple[str, ...]],
-    found: dict[str, tuple[int, str]],
-) -> None:
-    """Put everything called `wanted`, or held by a module of that name, into fragment `index`."""
+def _named(index: int, wanted: str, spellings: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    """Everything called `wanted`, or held by a module of that name, and under which spelling."""
     hits = {
         name: spelling
         for name, known in spellings.items()
         for spelling in known
         if spelling == wanted or spelling.startswith(f"{wanted}.")
     }
-    if not hits:
-        raise _unknown(index, wanted, spellings)
-    for name, spelling in hits.items():
-        other, earlier = found.setdefault(name, (index, spelling))
-        if other != index:
-            raise ConfigurationError(
-                f"exchange {earlier!r} in fragment {other} and {spelling!r} in fragment {index}",
-                because="they are one parameter"
-                + (", tied under two names" * (earlier != spelling)),
-                do="leave it out of one of the two fragments",
-            )
-
-
-def _unknown(index: int, wanted: str, spellings: Mapping[str, tuple[str, ...]]) -> Exception:
+    if hits:
+        return hits
     known = {
         ".".join(path[:depth])
         for path in (spelling.split(".") for known in spellings.values() for spelling in known)
         for depth in range(1, len(path) + 1)
     }
-    return unknown_name(
+    raise unknown_name(
         f"put {wanted!r} into fragment {index}",
         wanted,
         sorted(known),

@@ -19,10 +19,10 @@ def sharding_of(tensor: Tensor) -> str:
     >>> sharding_of(torch.ones(3))
     ''
     """
-    mesh = _mesh(tensor)
+    mesh = getattr(tensor, "device_mesh", None)
     if mesh is None:
         return ""
-    placements = ", ".join(map(repr, _placements(tensor)))
+    placements = ", ".join(map(repr, getattr(tensor, "placements", ())))
     return (
         f"{list(tensor.shape)} cut as {placements} over a mesh of {list(mesh.shape)}, "
         f"part {list(mesh.get_coordinate())}"
@@ -48,7 +48,7 @@ def by_holders(names: Iterable[str], parameters: Mapping[str, Tensor]) -> list[l
 def check_placements(parameters: Mapping[str, Tensor]) -> None:
     """Raise `ConfigurationError` naming the first parameter that is an unreduced sum."""
     for name, tensor in parameters.items():
-        if _mesh(tensor) is not None and any(p.is_partial() for p in _placements(tensor)):
+        if any(p.is_partial() for p in getattr(tensor, "placements", ())):
             raise ConfigurationError(
                 f"exchange parameter {name!r}",
                 because="its placement is Partial: each rank holds a summand of its values",
@@ -63,33 +63,25 @@ def sharded_like(parameter: Tensor, local: Tensor) -> Tensor:
     >>> sharded_like(torch.ones(2), torch.zeros(2))
     tensor([0., 0.])
     """
-    mesh = _mesh(parameter)
+    mesh = getattr(parameter, "device_mesh", None)
     if mesh is None:
         return local
     kind: Any = type(parameter)
     return kind.from_local(
         local.to(parameter.device),
         mesh,
-        _placements(parameter),
+        getattr(parameter, "placements", ()),
         run_check=False,
         shape=parameter.shape,
         stride=parameter.stride(),
     )
 
 
-def _mesh(tensor: Tensor) -> Any:
-    return getattr(tensor, "device_mesh", None)
-
-
-def _placements(tensor: Tensor) -> tuple[Any, ...]:
-    return getattr(tensor, "placements", ())
-
-
 def _holders(tensor: Tensor) -> tuple[int, ...]:
     """Ranks of the mesh that hold the same part as this one; () for a plain tensor."""
-    mesh = _mesh(tensor)
+    mesh = getattr(tensor, "device_mesh", None)
     if mesh is None:
         return ()
-    here = zip(_placements(tensor), mesh.get_coordinate(), strict=True)
+    here = zip(getattr(tensor, "placements", ()), mesh.get_coordinate(), strict=True)
     where = tuple(slice(None) if p.is_replicate() else place for p, place in here)
     return tuple(mesh.mesh[where].flatten().tolist())

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from thinwire.errors import check, check_range, unknown_name
 from thinwire.optim.roles import LAYOUTS
-from thinwire.optim.scales import SCALES
 from thinwire.optim.sharded import check_sharding
+
+SCALES: dict[str, Callable[[int, int], float]] = {
+    "spectral": lambda fan_out, fan_in: math.sqrt(fan_out / fan_in),
+    "rms": lambda fan_out, fan_in: 0.2 * math.sqrt(max(fan_out, fan_in)),
+}
+"""The length of an orthogonal update by its name, given fan_out and fan_in."""
 
 _BELOW = {
     **dict.fromkeys(("lr", "adamw_lr", "weight_decay", "eps"), math.inf),

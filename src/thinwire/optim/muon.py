@@ -20,7 +20,7 @@ from torch.optim.optimizer import ParamsT
 
 from thinwire.errors import ConfigurationError, check
 from thinwire.live_weights import local_shard
-from thinwire.optim.checks import check_group
+from thinwire.optim.checks import SCALES, check_group
 from thinwire.optim.newton_schulz import NewtonSchulz, orthogonalise
 from thinwire.optim.roles import (
     LAYOUTS,
@@ -29,7 +29,6 @@ from thinwire.optim.roles import (
     parameter_layouts,
     parameter_roles,
 )
-from thinwire.optim.scales import SCALES
 from thinwire.optim.sharded import (
     Cut,
     check_same_gradients,

@@ -93,9 +93,6 @@ def orthogonalise(
     Returns:
         [..., m, n] in the dtype of `matrices`; new memory, never a view of `matrices`.
 
-    Raises:
-        ConfigurationError: `matrices` has fewer than two dimensions or is not real floating point.
-
     Differs: the norm is clamped from below as in torch, where the paper's code adds `eps` to it.
 
     >>> orthogonalise(torch.tensor([[3.0, 0.0], [0.0, -4.0]])).round()
@@ -105,12 +102,6 @@ def orthogonalise(
     Source: K. Jordan et al., "Muon" (2024), and MuLoCo, arXiv 2505.23725; S is the scaling of
     almost orthogonal layers (arXiv 2208.03160), which Turbo-Muon (arXiv 2512.04632) puts here.
     """
-    check(
-        matrices.ndim >= 2 and matrices.is_floating_point(),
-        f"orthogonalise a {matrices.dtype} tensor of shape {tuple(matrices.shape)}",
-        because="the iteration takes real floating-point matrices [..., m, n]",
-        do="pass at least two dimensions, or leave this parameter to AdamW",
-    )
     if matrices.numel() == 0:
         return torch.empty_like(matrices)
     # X X^T is the smaller of the two Gram matrices only where X is wider than tall.

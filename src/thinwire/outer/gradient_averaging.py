@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.blocks import (
-    ChangedVector,
+    ComputedVector,
     LazyVector,
     StreamedVector,
     block_numel,
@@ -20,13 +20,10 @@ from thinwire.blocks import (
 )
 from thinwire.checksums import BlockSums
 from thinwire.errors import ConfigurationError, check
-from thinwire.live_vector import LiveVector
-from thinwire.live_weights import LiveWeights, local_shard
-from thinwire.nested_steps import is_nested_step
-from thinwire.no_compile import no_compile
-from thinwire.outer.base import OuterOptimizer
-from thinwire.outer.overlap import Delay, Overlap
-from thinwire.outer.state import FragmentContext, OuterState
+from thinwire.following import is_nested_step
+from thinwire.live_weights import LiveVector, LiveWeights, local_shard
+from thinwire.outer.optimizers import OuterOptimizer
+from thinwire.outer.overlap import Delay, FragmentContext, OuterState, Overlap
 
 _Settings = list[dict[str, Any]]
 
@@ -62,8 +59,9 @@ class _GradientState(OuterState):
                 method(optimizer, args, kwargs)
 
         # Where step() is compiled, its hooks would be, too.
-        self._hooks = [o.register_step_pre_hook(no_compile(hook)) for o in live.optimizers]
-        live.on_close(weakref.WeakMethod(self.release))
+        untraced: Any = torch.compiler.disable(hook)
+        self._hooks = [o.register_step_pre_hook(untraced) for o in live.optimizers]
+        live.to_release.add(self)
 
     def _capture(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -112,20 +110,17 @@ class _GradientState(OuterState):
                 do="call optimizer.step() before outer.step(); prefer bf16 to fp16 with ddp",
             )
         tensors = [self.live.parameters[name] for name in self._names]
-        gradients, self._gradients = self._gradients, {}
-        scale = None
-        if self._clip_norm is not None and gradients:
-            scale = (self._clip_norm / (_norm(gradients.values()) + 1e-6)).clamp(max=1.0)
+        found, self._gradients = self._gradients, {}
         # Kept: their memory takes the mean.
-        self._sent = [gradients[p] if p in gradients else torch.zeros_like(p) for p in tensors]
-        gradients = self._vector.over(list(map(local_shard, self._sent)))
-        if scale is None:
-            yield gradients
-        else:
-            yield ChangedVector(gradients, lambda _, values: values.mul_(scale))
-
-    def on_sent(self, delta: LazyVector) -> None:
-        del delta
+        self._sent = [found[p] if p in found else torch.zeros_like(p) for p in tensors]
+        vector = self._vector.over(list(map(local_shard, self._sent)))
+        if self._clip_norm is None or not found:
+            yield vector
+            return
+        scale = (self._clip_norm / (_norm(found.values()) + 1e-6)).clamp(max=1.0)
+        yield ComputedVector(
+            vector.numel, vector.device, lambda part, out: vector.read(part, out).mul_(scale)
+        )
 
     def apply(self, mean: StreamedVector) -> None:
         parameters = [self.live.parameters[name] for name in self._names]
@@ -213,7 +208,6 @@ class GradientAveraging(OuterOptimizer):
 
     def bind(self, context: FragmentContext, overlap: Overlap) -> OuterState:
         """An outer state that hooks the worker's optimizers."""
-        del overlap
         if not context.live.optimizers:
             raise ConfigurationError(
                 "average gradients without an optimizer",

@@ -1,19 +1,24 @@
-"""Overlap: how long an answer may travel while the worker trains on, and how it is merged."""
+"""The outer state of a fragment, and how long a mean may travel before it is merged.
+
+`FlatAnchor` is the vector that an outer optimizer moves. `Delay` and `Eager` join it with the local
+weights.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from thinwire.blocks import (
-    ChangedVector,
+    ComputedVector,
     DenseVector,
     LazyVector,
     StreamedVector,
@@ -21,11 +26,255 @@ from thinwire.blocks import (
     block_numel,
     spans,
 )
-from thinwire.errors import ConfigurationError, check, check_range, check_whole
-from thinwire.live_vector import LiveVector, OpenWeights
-from thinwire.outer.flat_anchor import FlatAnchor, StepRule
-from thinwire.outer.state import FragmentContext, OuterState
-from thinwire.storage import StoredTensor
+from thinwire.checksums import BlockSums, anchor_digest, column_sums, digest_of
+from thinwire.errors import CheckpointError, ConfigurationError, check, check_range, check_whole
+from thinwire.live_weights import LiveVector, LiveWeights, OpenWeights
+from thinwire.storage import HostCopy, StatePlacement, StoredTensor
+
+if TYPE_CHECKING:
+    from thinwire.outer.optimizers import ElementwiseOptimizer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FragmentContext:
+    """The worker and the fragment that an outer state is made for.
+
+    Args:
+        live: the worker's weights.
+        names: of the fragment's parameters.
+        workers: K.
+        storage: of the state.
+        alone: whether the worker is the only one, and stays so.
+    """
+
+    live: LiveWeights
+    names: tuple[str, ...]
+    workers: int
+    storage: StatePlacement
+    alone: bool = False
+
+
+class OuterState(ABC):
+    """The outer parameters of one fragment: makes its pseudo-gradients and applies their means."""
+
+    @abstractmethod
+    def measure(self) -> AbstractContextManager[LazyVector]:
+        """The pseudo-gradient, [numel]: computed as it is read, until the block ends."""
+
+    def pseudo_gradient(self) -> Tensor:
+        """What `measure` gives, as a new fp32 [numel]."""
+        with self.measure() as delta:
+            return delta.whole()
+
+    def on_sent(self, delta: LazyVector) -> None:
+        """`delta`, which `measure` gave, is finite and goes out now; by default nothing is done."""
+
+    def contribution(self, delta: LazyVector) -> LazyVector:
+        """The vector that is sent for `delta`, which `measure` gave: by default `delta`.
+
+        A state of an optimizer that `averages_weights` returns the weights.
+        """
+        return delta
+
+    @abstractmethod
+    def apply(self, mean: StreamedVector) -> None:
+        """Move the outer parameters by the `mean` [numel] of contributions, then merge.
+
+        Means come in the order in which their pseudo-gradients were taken.
+        """
+
+    def reset_live(self, local_delta: Tensor | None) -> None:
+        """Reset the local weights to `anchor - local_delta` [numel]; to the anchor if None.
+
+        Only where rounds may be cancelled.
+        """
+        raise NotImplementedError
+
+    @abstractmethod
+    def flat_anchor(self) -> Tensor:
+        """The outer parameters as one fp32 vector [numel], to be read only."""
+
+    def digest(self) -> bytes:
+        """Eight bytes that tell the outer parameters of two workers apart."""
+        return anchor_digest(self.flat_anchor())
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything `load_state_dict` needs, as plain tensors; the same keys at any time."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from `state`, bit for bit."""
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of `anchor` and of all else, `outer state`, that are held now."""
+        held = {name: tensor.nbytes for name, tensor in self.state_dict().items()}
+        anchor = held.pop("anchor", 0)
+        return {"anchor": anchor, "outer state": sum(held.values())}
+
+    def prefetch(self, *, for_step: bool) -> None:
+        """Begin to bring to the device what `apply` needs, or else `pseudo_gradient`.
+
+        By default nothing.
+        """
+
+
+class FlatAnchor:
+    """theta = OuterOpt(theta, mean), stored between rounds and moved part by part.
+
+    A rule steps a *position*: the vector minus an origin. By default the origin is the vector
+    itself, so the position starts at zero and becomes the update. A lone worker passes its own
+    weights: (anchor - local) - 1 * (anchor - local) is exactly zero, where anchor minus the rounded
+    difference would be its weights with a rounding error.
+
+    Args:
+        rule: moves the vector.
+        context: the worker and its fragment, whose local weights the vector starts from.
+        averages_weights: a mean is one of weights, and the gradient is the vector minus it.
+    """
+
+    def __init__(
+        self,
+        rule: ElementwiseOptimizer,
+        context: FragmentContext,
+        *,
+        averages_weights: bool = False,
+    ) -> None:
+        self.averages_weights, self._rule = averages_weights, rule
+        # With other workers' by its digest, which steps find beside their work.
+        self._is_compared = not context.alone
+        start, storage = context.live.read(context.names), context.storage
+        # They exist from the start: then the checkpoint of a fresh loop has every key for
+        # torch.distributed.checkpoint to fill.
+        buffers = rule.buffers(start)
+        # AdamW counts its steps in a scalar tensor on the host, which stays there.
+        self._scalars = {key: value for key, value in buffers.items() if value.ndim == 0}
+        self._buffers = {k: storage.keep(v) for k, v in buffers.items() if v.ndim > 0}
+        self._vector = storage.keep(start)
+        self._digest, self._digest_version = b"", 0
+        self._sums: tuple[HostCopy, int] | None = None
+
+    def prefetch(self, *, for_step: bool) -> None:
+        """Begin to copy the vector, and for a step the buffers, to the device."""
+        for kept in (self._vector, *(self._buffers.values() if for_step else ())):
+            kept.prefetch()
+
+    @contextmanager
+    def reading(self) -> Generator[Tensor]:
+        """The vector on the device, not to be changed."""
+        try:
+            yield self._vector.fetch()
+        finally:
+            self._vector.release()
+
+    def flat_anchor(self) -> Tensor:
+        """The vector where it is stored, not to be changed."""
+        return self._vector.stored()
+
+    def step(
+        self,
+        mean: StreamedVector,
+        then: Callable[[VectorPart, Tensor], None] | None = None,
+        origin: LazyVector | None = None,
+    ) -> None:
+        """Take an outer step.
+
+        Args:
+            mean: [numel], of pseudo-gradients or of weights.
+            then: given every part of the new vector as it is made, not to be changed.
+            origin: subtracted from the vector for the step; the vector itself by default.
+        """
+        vector = self._vector.fetch()
+        buffers = {key: kept.fetch() for key, kept in self._buffers.items()}
+        failure: BaseException | None = None
+        self._digest, self._sums, sums = b"", None, BlockSums()
+        try:
+            for part, values in mean.blocks():
+                self._step_part(part, values, vector, buffers, origin)
+                if self._is_compared and vector.is_cpu:  # while it is in a core's cache
+                    sums.add(part, part.read(vector))
+                # Also if writing the local weights is interrupted, all parts take this step.
+                if then is not None and failure is None:
+                    try:
+                        then(part, part.read(vector))
+                    except BaseException as error:
+                        failure = error
+        finally:
+            for key, kept in self._buffers.items():
+                kept.store(buffers[key])
+            self._vector.store(vector)
+            for steps in self._scalars.values():
+                steps += 1
+        if failure is not None:
+            raise failure
+        if self._is_compared and not vector.is_cpu:
+            # On its way while the worker trains on: no later round waits for it.
+            self._sums = HostCopy(column_sums(vector)), self.flat_anchor()._version
+        if len(vector) and sums.numel == len(vector):
+            self._digest, self._digest_version = sums.digest(), self.flat_anchor()._version
+
+    def _step_part(
+        self,
+        part: VectorPart,
+        mean: Tensor,
+        vector: Tensor,
+        buffers: Mapping[str, Tensor],
+        origin: LazyVector | None,
+    ) -> None:
+        anchor = part.read(vector)
+        gradient = torch.sub(anchor, mean, out=mean) if self.averages_weights else mean
+        parts = {key: part.read(buffer) for key, buffer in buffers.items()}
+        state = {**parts, **self._scalars}
+        if origin is None:
+            anchor.add_(self._rule.step(None, gradient, state))
+        else:
+            start = origin.read(part)
+            position = self._rule.step(anchor.sub_(start), gradient, state)
+            torch.add(position, start, out=anchor)
+        part.write(vector, anchor)
+        for key, buffer in buffers.items():
+            part.write(buffer, parts[key])
+
+    def digest(self) -> bytes:
+        """`anchor_digest` of the vector, which a step on a CPU has found beside its work."""
+        vector = self.flat_anchor()
+        # torch counts changes in place: also those that another made through a view.
+        if self._sums is not None:
+            (sums, self._digest_version), self._sums = self._sums, None
+            self._digest = digest_of(sums.read())
+        if not self._digest or self._digest_version != vector._version:
+            self._digest, self._digest_version = anchor_digest(vector), vector._version
+        return self._digest
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """`anchor` and the optimizer's buffers, where they are stored."""
+        buffers = {key: kept.stored() for key, kept in self._buffers.items()} | self._scalars
+        return {"anchor": self.flat_anchor()} | {f"optimizer.{k}": v for k, v in buffers.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from `state`.
+
+        Raises:
+            CheckpointError: it has other keys.
+        """
+        mine = FlatAnchor.state_dict(self)
+        if state.keys() != mine.keys():
+            raise CheckpointError(
+                "load the state of an outer optimizer",
+                because=f"it has {sorted(state)} and needs {sorted(mine)}",
+                do="pass what state_dict() of a loop with the same method returned",
+            )
+        self._digest, self._sums = b"", None
+        _put(self._vector, state["anchor"])
+        for key, kept in self._buffers.items():
+            _put(kept, state[f"optimizer.{key}"])
+        self._scalars = {
+            key: state[f"optimizer.{key}"].to("cpu", copy=True) for key in self._scalars
+        }
+
+
+def _put(kept: StoredTensor, value: Tensor) -> None:
+    kept.store(value.to(kept.stored().device, copy=True))
 
 
 class Overlap(ABC):
@@ -42,10 +291,8 @@ class Overlap(ABC):
     def steps(self, *, sync_every: int) -> int:
         """tau: inner steps from sending a pseudo-gradient to applying the mean."""
 
-    @property
-    @abstractmethod
-    def at_once(self) -> int:
-        """Exchanges of one fragment that may be in flight together."""
+    at_once: int
+    """Exchanges of one fragment that may be in flight together."""
 
     def check_cancellable(self) -> None:
         """Raise `ConfigurationError` if a round in flight cannot be cancelled.
@@ -53,11 +300,14 @@ class Overlap(ABC):
         Rounds are cancelled where workers come and go, or resume with another number of them. By
         default they can be.
         """
-        return
 
     @abstractmethod
     def join(
-        self, rule: StepRule, context: FragmentContext, *, averages_weights: bool = False
+        self,
+        rule: ElementwiseOptimizer,
+        context: FragmentContext,
+        *,
+        averages_weights: bool = False,
     ) -> OuterState:
         """Join the local weights of `context` with outer parameters that `rule` moves.
 
@@ -68,7 +318,7 @@ class Overlap(ABC):
         """
 
 
-class DelayState(OuterState):
+class DelayState(FlatAnchor, OuterState):
     """Delta = anchor - local; anchor = OuterOpt(anchor, mean); local = mix(local, anchor).
 
     Live weights of 16 bits start a round from the rounded anchor, and Delta is what they moved from
@@ -82,38 +332,26 @@ class DelayState(OuterState):
     def __init__(
         self,
         overlap: Delay,
-        rule: StepRule,
+        rule: ElementwiseOptimizer,
         context: FragmentContext,
         *,
         averages_weights: bool = False,
     ) -> None:
+        super().__init__(rule, context, averages_weights=averages_weights)
         self._live, self._mixing = LiveVector(context.live, context.names), overlap.mixing
         self._alone = context.alone and overlap.tau == 0
         self._is_measured = False
-        self._vector = FlatAnchor(rule, context, averages_weights=averages_weights)
-
-    def prefetch(self, *, for_step: bool) -> None:
-        """Begin to copy the anchor, or anchor and buffers, to the device."""
-        if for_step:
-            self._vector.prefetch_stepping()
-        else:
-            self._vector.prefetch_reading()
 
     @contextmanager
     def measure(self) -> Generator[LazyVector]:
         """Anchor minus local weights."""
         self._is_measured = True
-        with self._vector.reading() as anchor:
-            yield _Movement(self._live.open(), anchor, is_rounded=not self._alone)
-
-    def on_sent(self, delta: LazyVector) -> None:
-        """Do nothing: the local weights stay as they are until the mean is applied."""
+        with self.reading() as anchor:
+            yield _movement(self._live.open(), anchor, is_rounded=not self._alone)
 
     def contribution(self, delta: LazyVector) -> LazyVector:
         """`delta`, or the local weights."""
-        if not self._vector.averages_weights:
-            return delta
-        return _unrounded(self._live.open(), self._vector.stored())
+        return _unrounded(self._live.open(), self.flat_anchor()) if self.averages_weights else delta
 
     @torch.no_grad()
     def apply(self, mean: StreamedVector) -> None:
@@ -122,7 +360,7 @@ class DelayState(OuterState):
         origin = weights if self._alone and self._is_measured else None
         self._is_measured = False
         try:
-            self._vector.step(mean, partial(weights.mix, alpha=self._mixing), origin)
+            self.step(mean, partial(weights.mix, alpha=self._mixing), origin)
         finally:
             weights.close()
 
@@ -131,7 +369,7 @@ class DelayState(OuterState):
         """Reset the local weights to `anchor - local_delta`."""
         self._is_measured = False
         weights = self._live.open()
-        with self._vector.reading() as anchor:
+        with self.reading() as anchor:
             for part in spans(0, weights.numel, block_numel(weights.device)):
                 at = part.read(anchor)
                 # From the rounded anchor, so that the next pseudo-gradient is `local_delta` again.
@@ -141,51 +379,33 @@ class DelayState(OuterState):
                 weights.mix(part, at, 0.0)
         weights.close()
 
-    def flat_anchor(self) -> Tensor:
-        """The anchor where it is stored."""
-        return self._vector.stored()
-
-    def digest(self) -> bytes:
-        """The digest of the anchor."""
-        return self._vector.digest()
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The anchor and the buffers of the rule."""
-        return self._vector.state_dict()
-
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from `state`."""
         self._is_measured = False
-        self._vector.load_state_dict(state)
+        super().load_state_dict(state)
 
 
-class _Movement(LazyVector):
+def _movement(weights: OpenWeights, anchor: Tensor, *, is_rounded: bool) -> LazyVector:
     """anchor - local, from the anchor as the local weights had it."""
 
-    def __init__(self, weights: OpenWeights, anchor: Tensor, *, is_rounded: bool) -> None:
-        super().__init__(weights.numel, weights.device)
-        self._weights, self._anchor, self._is_rounded = weights, anchor, is_rounded
+    def compute(part: VectorPart, out: Tensor | None) -> Tensor:
+        at = part.read(anchor)
+        return weights.subtract_from(part, weights.as_written(part, at) if is_rounded else at, out)
 
-    def read(self, part: VectorPart, out: Tensor | None = None) -> Tensor:
-        anchor = part.read(self._anchor)
-        if self._is_rounded:
-            anchor = self._weights.as_written(part, anchor)
-        return self._weights.subtract_from(part, anchor, out)
-
-    def is_finite(self) -> bool:
-        # The anchor is: nothing else is let into it.
-        return self._weights.is_finite()
+    # The anchor is finite: nothing else is let into it.
+    return ComputedVector(weights.numel, weights.device, compute, weights.is_finite)
 
 
 def _unrounded(weights: OpenWeights, anchor: Tensor) -> LazyVector:
     """The local weights, with what rounding to 16 bits took from them: that is no movement."""
 
-    def change(part: VectorPart, values: Tensor) -> Tensor:
+    def compute(part: VectorPart, out: Tensor | None) -> Tensor:
+        values = weights.read(part, out)
         there = part.read(anchor).to(values.device)
         written = weights.as_written(part, there)
         return values if written is there else values.add_(there - written)
 
-    return ChangedVector(weights, change)
+    return ComputedVector(weights.numel, weights.device, compute)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -214,6 +434,8 @@ class Delay(Overlap):
     tau: int = 0
     mixing: float = 0.0
 
+    at_once = 1  # the anchor must have moved before the next Delta is taken from it
+
     def __post_init__(self) -> None:
         # A checkpoint holds whole steps: half a step would be another one after resuming.
         check_whole("tau, the inner steps of an exchange,", self.tau, least=0)
@@ -231,40 +453,39 @@ class Delay(Overlap):
 
     def steps(self, *, sync_every: int) -> int:
         """tau, whatever the interval."""
-        del sync_every
         return self.tau
 
-    @property
-    def at_once(self) -> int:
-        """One: the anchor must have moved before the next Delta is taken from it."""
-        return 1
-
     def join(
-        self, rule: StepRule, context: FragmentContext, *, averages_weights: bool = False
+        self,
+        rule: ElementwiseOptimizer,
+        context: FragmentContext,
+        *,
+        averages_weights: bool = False,
     ) -> OuterState:
         """An outer state with one vector, the anchor."""
         return DelayState(self, rule, context, averages_weights=averages_weights)
 
 
-class _EagerState(OuterState):
-    """Two vectors: theta, which all workers share, and theta_k, which runs a round ahead of it."""
+class _EagerState(FlatAnchor, OuterState):
+    """Theta, which all workers share, and a second vector theta_k, which runs a round ahead."""
 
-    def __init__(self, rule: StepRule, context: FragmentContext) -> None:
+    def __init__(self, rule: ElementwiseOptimizer, context: FragmentContext) -> None:
+        super().__init__(rule, context)
         self._context, self._live = context, LiveVector(context.live, context.names)
-        self._shared, self._own = FlatAnchor(rule, context), FlatAnchor(rule, context)
+        self._own = FlatAnchor(rule, context)
         # Pseudo-gradients of rounds under way, the oldest first.
         self._sent: deque[StoredTensor] = deque()
 
     def prefetch(self, *, for_step: bool) -> None:
         if for_step:
-            self._shared.prefetch_stepping()
+            super().prefetch(for_step=True)
         else:
-            self._own.prefetch_reading()
+            self._own.prefetch(for_step=False)
 
     @contextmanager
     def measure(self) -> Generator[LazyVector]:
         with self._own.reading() as own:
-            moved = _Movement(self._live.open(), own, is_rounded=True).whole()
+            moved = _movement(self._live.open(), own, is_rounded=True).whole()
         # Whole, because `on_sent` moves the local weights before it is encoded.
         yield DenseVector(moved)
 
@@ -281,11 +502,10 @@ class _EagerState(OuterState):
 
     @torch.no_grad()
     def apply(self, mean: StreamedVector) -> None:
-        self._shared.step(mean, _ignore)
+        self.step(mean)
         answered = self._sent.popleft()
         latest = self._sent[-1] if self._sent else None
         self._move_own(lambda: self._corrected(mean, answered, latest))
-        answered.discard()
 
     def _corrected(
         self, mean: StreamedVector, answered: StoredTensor, latest: StoredTensor | None
@@ -307,39 +527,27 @@ class _EagerState(OuterState):
         finally:
             weights.close()
 
-    def flat_anchor(self) -> Tensor:
-        return self._shared.stored()
-
-    def digest(self) -> bytes:
-        return self._shared.digest()
-
     def state_dict(self) -> dict[str, Tensor]:
         own = {f"own.{key}": value for key, value in self._own.state_dict().items()}
-        blanks = (torch.zeros_like(self._shared.stored()) for _ in range(2))
+        blanks = (torch.zeros_like(self.flat_anchor()) for _ in range(2))
         sent = [*(kept.stored() for kept in self._sent), *blanks][:2]
         places = {f"sent.{place}": delta for place, delta in enumerate(sent)}
         count = {"sent.count": torch.tensor(len(self._sent))}
-        return self._shared.state_dict() | own | count | places
+        return super().state_dict() | own | count | places
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         own = {k.removeprefix("own."): v for k, v in state.items() if k.startswith("own.")}
         shared = {k: v for k, v in state.items() if not k.startswith(("own.", "sent."))}
         self._own.load_state_dict(own)  # first: it refuses the state of another overlap
-        self._shared.load_state_dict(shared)
-        for kept in self._sent:
-            kept.discard()
+        super().load_state_dict(shared)
         sent = [state[f"sent.{place}"] for place in range(int(state["sent.count"]))]
         self._sent = deque(self._context.storage.keep(delta.clone()) for delta in sent)
 
     def memory(self) -> dict[str, int]:
         held = super().memory()
         blanks = 2 - len(self._sent)
-        held["outer state"] -= blanks * self._shared.stored().nbytes
+        held["outer state"] -= blanks * self.flat_anchor().nbytes
         return held
-
-
-def _ignore(part: VectorPart, values: Tensor) -> None:
-    del part, values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -359,9 +567,10 @@ class Eager(Overlap):
     30
     """
 
+    at_once = 2  # a round is sent just before the mean of the last one is applied
+
     def check(self, *, sync_every: int) -> None:
         """A round of any length holds it: the mean is applied one round later."""
-        del sync_every
 
     def check_cancellable(self) -> None:
         """Refuse: each worker has moved on by its own part of the rounds in flight.
@@ -380,13 +589,12 @@ class Eager(Overlap):
         """H: one whole round."""
         return sync_every
 
-    @property
-    def at_once(self) -> int:
-        """Two: a round is sent just before the mean of the last one is applied."""
-        return 2
-
     def join(
-        self, rule: StepRule, context: FragmentContext, *, averages_weights: bool = False
+        self,
+        rule: ElementwiseOptimizer,
+        context: FragmentContext,
+        *,
+        averages_weights: bool = False,
     ) -> OuterState:
         """An outer state with two vectors, the shared one and the worker's own."""
         assert not averages_weights  # Gossip refuses it

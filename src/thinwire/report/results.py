@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from thinwire.contributions import CLIPPED
 from thinwire.plan.units import duration_text, nbytes_text
+from thinwire.rejection import CLIPPED
 from thinwire.report.blocks import Cell, TextTable
 from thinwire.report.charts import curves_of
 from thinwire.report.pareto import first_shown, front_of

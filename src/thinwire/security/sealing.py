@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.buffers import BufferPool
 from thinwire.errors import ConfigurationError
 from thinwire.security.token import Token
+from thinwire.storage import BufferPool
 
 _NONCE_NBYTES, _TAG_NBYTES = 12, 16
 SEAL_NBYTES = _NONCE_NBYTES + _TAG_NBYTES

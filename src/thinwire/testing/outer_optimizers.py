@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from thinwire.blocks import DenseVector
 from thinwire.live_weights import LiveWeights
 from thinwire.outer import Delay, FragmentContext, OuterOptimizer, OuterState
-from thinwire.storage import OnDevice
+from thinwire.storage import StatePlacement
 
 _NAMES = ("0.weight", "0.bias", "1.weight", "1.bias")
 
@@ -44,7 +44,7 @@ class OuterContract(ABC):
 
     def _bound(self) -> tuple[LiveWeights, OuterState]:
         live = _live()
-        storage = OnDevice(live.device)
+        storage = StatePlacement(live.device)
         context = FragmentContext(live=live, names=_NAMES, workers=2, storage=storage)
         return live, self.make().bind(context, Delay())
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.host_copy import HostCopy, lies_on_gpu
+from thinwire.storage import HostCopy, lies_on_gpu
 from thinwire.transport.base import Post, Received, Wait
 
 _MOST_STEPS = 3

@@ -10,9 +10,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from thinwire.buffers import BufferPool
 from thinwire.security.sealing import SEAL_NBYTES, Sealer, place_of
 from thinwire.security.token import Token
+from thinwire.storage import BufferPool
 from thinwire.transport.base import bytes_tensor as bytes_tensor
 from thinwire.transport.object_store import ObjectStore
 

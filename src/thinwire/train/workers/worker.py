@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from thinwire.asynchronous import Assignment, AsyncWorker
-from thinwire.contributions import CLIPPED
 from thinwire.errors import CheckpointError, CorpusError, NonFiniteError, check
+from thinwire.following import is_nested_step
 from thinwire.handshake import digest
 from thinwire.live_weights import local_shard
-from thinwire.nested_steps import is_nested_step
 from thinwire.outer_loop import OuterLoop
+from thinwire.rejection import CLIPPED
 from thinwire.train.config import Runtime, TrainConfig
 from thinwire.train.data import LoadedData
 from thinwire.train.models import save_pretrained

@@ -1,0 +1,465 @@
+"""Outer optimizers: what is averaged over workers, and how the mean moves the outer parameters."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.blocks import StreamedVector, VectorPart
+from thinwire.errors import ConfigurationError, check, check_range, check_whole
+from thinwire.outer.overlap import Delay, DelayState, FragmentContext, OuterState, Overlap
+
+LARGEST_RATE = torch.finfo(torch.float32).max
+"""The largest learning rate: steps are taken in fp32."""
+
+
+class OuterOptimizer(ABC):
+    """Description of an outer optimizer: chooses what is averaged, and applies the mean."""
+
+    def check(self, *, sync_every: int, overlap: Overlap) -> None:
+        """Raise `ConfigurationError` if this optimizer does not work with such rounds."""
+
+    def check_rounds(self) -> None:
+        """Raise `ConfigurationError` if this optimizer is not for rounds that all take together.
+
+        By default it is.
+        """
+
+    elastic_refusal: str | None = None
+    """Why workers that come and go cannot train by this optimizer, though all share one anchor."""
+
+    has_own_anchors: bool = False
+    """True if workers have different outer parameters: then digests and checkpoints differ."""
+
+    averages_weights: bool = False
+    """True if workers send their weights; by default they send pseudo-gradients."""
+
+    takes_momentum: bool = False
+    """True if `OuterState.apply` expects the momentum of `Feedback.gives_momentum`, not a mean."""
+
+    @abstractmethod
+    def bind(self, context: FragmentContext, overlap: Overlap) -> OuterState:
+        """A fresh state for one fragment, whose means are merged by `overlap`."""
+
+
+class ElementwiseOptimizer(OuterOptimizer):
+    """An optimizer that moves each number of the anchor by itself; subclasses say how.
+
+    `step` is given one part of a fragment after the other, never all of it.
+
+    >>> SGD(lr=0.5).step(torch.tensor([1.0]), torch.tensor([2.0]), {})
+    tensor([0.])
+    """
+
+    @abstractmethod
+    def buffers(self, like: Tensor) -> dict[str, Tensor]:
+        """The state before the first step, for a vector like `like`; `step` counts the steps."""
+
+    @abstractmethod
+    def step(
+        self, position: Tensor | None, gradient: Tensor, state: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Move a part of the vector, [numel], and the same part of the buffers in place.
+
+        Args:
+            position: fp32 [numel], which may be overwritten; None are zeros.
+            gradient: fp32 [numel]; it may be overwritten.
+            state: the buffers' parts, and `step` as it was before, which is not changed.
+
+        Returns:
+            the new position.
+        """
+
+    def bind(self, context: FragmentContext, overlap: Overlap) -> OuterState:
+        """A state whose anchor is the local weights as they are now."""
+        return overlap.join(self, context)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SGD(ElementwiseOptimizer):
+    """m = mu m + Delta; theta = theta - eta (Delta + mu m) with Nesterov, else theta - eta m.
+
+    Args:
+        lr: eta, applied here and nowhere else.
+        momentum: mu in [0, 1); 0 keeps no buffer.
+        nesterov: look ahead by mu m, as DiLoCo does.
+
+    Raises:
+        ConfigurationError: a negative rate, a momentum outside [0, 1), Nesterov without momentum.
+
+    Source: DiLoCo (arXiv 2311.08105), Algorithm 1; `torch.optim.SGD`.
+
+    >>> SGD(lr=0.7, momentum=0.9, nesterov=True)
+    SGD(lr=0.7, momentum=0.9, nesterov=True)
+    """
+
+    lr: float = 1.0
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        check_range("the outer lr", self.lr, most=LARGEST_RATE)
+        check_range("the outer momentum", self.momentum, below=1)
+        check(
+            not self.nesterov or self.momentum > 0,
+            "use outer SGD with nesterov=True and momentum=0",
+            because="there is no momentum to look ahead with",
+            do="pass nesterov=False or momentum > 0",
+        )
+
+    def step(
+        self, position: Tensor | None, gradient: Tensor, state: Mapping[str, Tensor]
+    ) -> Tensor:
+        """As `torch.optim.SGD` steps, with the same bits."""
+        if self.momentum:
+            momentum = state["momentum_buffer"].mul_(self.momentum).add_(gradient)
+            if self.nesterov:
+                gradient.add_(momentum, alpha=self.momentum)
+            else:
+                gradient.copy_(momentum)
+        # 0 + (-lr) g is the product, rounded once either way.
+        return (
+            gradient.mul_(-self.lr) if position is None else position.add_(gradient, alpha=-self.lr)
+        )
+
+    def buffers(self, like: Tensor) -> dict[str, Tensor]:
+        """A momentum buffer of zeros; no buffer without momentum."""
+        return {"momentum_buffer": torch.zeros_like(like)} if self.momentum else {}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdamW(ElementwiseOptimizer):
+    """Adam on the mean pseudo-gradient; no weight decay, which belongs to the inner optimizer.
+
+    Args:
+        lr: eta.
+        betas: decay rates of the two moments.
+        eps: added to the root of the second moment.
+
+    Raises:
+        ConfigurationError: a negative rate, or betas outside [0, 1).
+
+    Source: the outer-optimizer ablation of DiLoCo (arXiv 2311.08105); `torch.optim.AdamW`.
+
+    >>> AdamW(lr=0.1).betas
+    (0.9, 0.95)
+    """
+
+    lr: float = 0.3
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_range("the outer lr", self.lr, most=LARGEST_RATE)
+        for beta in self.betas:
+            check_range("an outer beta", beta, below=1)
+
+    def step(
+        self, position: Tensor | None, gradient: Tensor, state: Mapping[str, Tensor]
+    ) -> Tensor:
+        """By `torch.optim.AdamW`."""
+        position = torch.zeros_like(gradient) if position is None else position
+        parameter = nn.Parameter(position, requires_grad=False)
+        parameter.grad = gradient
+        optimizer = torch.optim.AdamW(
+            [parameter], lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=0.0
+        )
+        # The step is counted once for all parts of the anchor.
+        optimizer.state[parameter] = {**state, "step": state["step"].clone()}
+        optimizer.step()
+        return position
+
+    def buffers(self, like: Tensor) -> dict[str, Tensor]:
+        """A step count of 0 and two moments of zeros."""
+        moments = {name: torch.zeros_like(like) for name in ("exp_avg", "exp_avg_sq")}
+        return {"step": torch.tensor(0.0), **moments}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ByWorkerCount(OuterOptimizer):
+    """Chooses the row with the largest K that is not above the number of workers.
+
+    Args:
+        table: (K, optimizer) rows with K ascending from 1.
+
+    Raises:
+        ConfigurationError: the rows do not start at 1 or do not ascend; or workers have their own
+            anchors in some rows and share them in others.
+
+    >>> from thinwire.outer import SGD
+    >>> table = ByWorkerCount(table=((1, SGD(lr=0.7)), (8, SGD(lr=0.9))))
+    >>> table.at(4).lr, table.at(16).lr
+    (0.7, 0.9)
+    """
+
+    table: tuple[tuple[int, OuterOptimizer], ...]
+
+    def __post_init__(self) -> None:
+        counts = [workers for workers, _ in self.table]
+        check(
+            counts[:1] == [1] and counts == sorted(set(counts)),
+            f"use outer settings for {counts} workers",
+            because="each number of workers must have exactly one row",
+            do="start the table at 1 worker and list the numbers in ascending order",
+        )
+        check(
+            len({(o.has_own_anchors, o.takes_momentum) for _, o in self.table}) == 1,
+            "use these outer settings by number of workers",
+            because="with some of them every worker has its own anchor or momentum, and with "
+            "others all workers share one",
+            do="take one kind of outer optimizer for all rows",
+        )
+
+    def at(self, workers: int) -> OuterOptimizer:
+        """The optimizer for `workers` workers."""
+        return [optimizer for least, optimizer in self.table if least <= workers][-1]
+
+    @property
+    def has_own_anchors(self) -> bool:
+        """That of every row."""
+        return self.table[0][1].has_own_anchors
+
+    @property
+    def averages_weights(self) -> bool:
+        """True if any row does."""
+        return any(optimizer.averages_weights for _, optimizer in self.table)
+
+    @property
+    def takes_momentum(self) -> bool:
+        """That of every row."""
+        return self.table[0][1].takes_momentum
+
+    @property
+    def elastic_refusal(self) -> str | None:
+        """That of the first row that has one."""
+        return next((o.elastic_refusal for _, o in self.table if o.elastic_refusal), None)
+
+    def check(self, *, sync_every: int, overlap: Overlap) -> None:
+        """Check every row of the table."""
+        for _, optimizer in self.table:
+            optimizer.check(sync_every=sync_every, overlap=overlap)
+
+    def check_rounds(self) -> None:
+        """Every row must be one for rounds."""
+        for _, optimizer in self.table:
+            optimizer.check_rounds()
+
+    def bind(self, context: FragmentContext, overlap: Overlap) -> OuterState:
+        """An outer state of the row for the workers of `context`."""
+        return self.at(context.workers).bind(context, overlap)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DelayedNesterov(ElementwiseOptimizer):
+    """Nesterov momentum where pseudo-gradients arrive one by one: it moves once in N arrivals.
+
+        S = S + g
+        every N-th arrival:  m = beta m + S/N;  theta = theta - eps ((1 - c N + c) beta m + g/N)
+                             S = 0
+        every other:         theta = theta - eps (c beta m + g/N)
+
+    N arrivals at one theta are, with c = 0, one step of `SGD(lr=eps, momentum=beta,
+    nesterov=True)` on their mean. An arrival counts 1/N, so N belongs to the workers that take
+    turns: N = K is natural.
+
+    Args:
+        lr: eps, of a whole mean; an arrival moves theta by eps/N.
+        momentum: beta in [0, 1); with 0 an arrival is a step of SGD with eps/N.
+        every: N.
+        c: share of the momentum that each arrival takes in advance, in [0, 1/N].
+
+    Raises:
+        ConfigurationError: a negative rate, a momentum outside [0, 1), N below 1, or c outside
+            [0, 1/N].
+
+    Source: Asynchronous Local-SGD (arXiv 2401.09135), delayed Nesterov. Differs:
+    with c > 0 its footnote calls N arrivals at one theta equal to a Nesterov step, which they are
+    not: the N - 1 steps between take the old m.
+
+    >>> DelayedNesterov(lr=0.7, momentum=0.9, every=4).c
+    0.0
+    """
+
+    lr: float = 0.7
+    momentum: float = 0.9
+    every: int = 4
+    c: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_range("the outer lr", self.lr, most=LARGEST_RATE)
+        check_range("the outer momentum", self.momentum, below=1)
+        check_whole("every, the arrivals per step of the momentum,", self.every)
+        # N arrivals take the whole momentum at most.
+        check_range(f"c with every={self.every}", self.c, most=1 / self.every)
+
+    def check(self, *, sync_every: int, overlap: Overlap) -> None:
+        """Refuse an overlap that steps one fragment's vectors unequally often."""
+        if overlap.at_once > 1:
+            raise ConfigurationError(
+                f"use delayed Nesterov with {type(overlap).__name__}",
+                because="it steps a worker's own vector more often than the shared one, so every "
+                "N-th arrival would be another one in each",
+                do="leave overlap out",
+            )
+
+    def check_rounds(self) -> None:
+        """Refuse rounds that all workers take together, except where N is 1.
+
+        Raises:
+            ConfigurationError: N > 1.
+        """
+        if self.every > 1:
+            raise ConfigurationError(
+                f"take outer steps in rounds with delayed Nesterov over {self.every} arrivals",
+                because="a round has one mean of all workers, which would count as one arrival "
+                f"and move by 1/{self.every} of the learning rate",
+                do="train with thinwire.asynchronous; for rounds, pass outer.SGD(nesterov=True)",
+            )
+
+    def step(
+        self, position: Tensor | None, gradient: Tensor, state: Mapping[str, Tensor]
+    ) -> Tensor:
+        """By one arrival."""
+        m, s = state["momentum_buffer"], state["arrived_sum"].add_(gradient)
+        weight = self.c
+        if (int(state["step"]) + 1) % self.every == 0:
+            m.mul_(self.momentum).add_(s, alpha=1 / self.every)
+            s.zero_()
+            weight = 1 - self.c * self.every + self.c
+        direction = gradient / self.every
+        if weight:
+            direction.add_(m, alpha=weight * self.momentum)
+        position = torch.zeros_like(gradient) if position is None else position
+        return position.sub_(direction, alpha=self.lr)
+
+    def buffers(self, like: Tensor) -> dict[str, Tensor]:
+        """m and S of zeros, and a count of 0 arrivals."""
+        vectors = {name: torch.zeros_like(like) for name in ("momentum_buffer", "arrived_sum")}
+        return {"step": torch.tensor(0), **vectors}
+
+
+class _OwnDeltaState(DelayState):
+    """Steps with this worker's own Delta, and with the momentum that feedback returned."""
+
+    def apply(self, mean: StreamedVector) -> None:
+        # Nothing was trained since Delta_k was sent, so the local weights still determine it.
+        super().apply(StreamedVector(mean.numel, mean.device, partial(self._with_own, mean)))
+
+    def _with_own(self, mean: StreamedVector) -> Iterator[tuple[VectorPart, Tensor]]:
+        with self.measure() as delta:
+            for part, values in mean.blocks():
+                yield part, values.add_(delta.read(part))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecoupledNesterov(OuterOptimizer):
+    """theta_k = theta_k - eta (Delta_k + beta m_k), with the momentum of `DecoupledMomentum`.
+
+    Every worker applies its own Delta_k in full: none is averaged, and workers have anchors of
+    their own, which only the shared part of the momentum holds together.
+
+    Args:
+        lr: eta.
+
+    Raises:
+        ConfigurationError: a rate that is negative or not finite.
+
+    Source: the released code of arXiv 2510.03371.
+
+    >>> DecoupledNesterov(lr=0.7).has_own_anchors
+    True
+    """
+
+    lr: float = 0.7
+
+    def __post_init__(self) -> None:
+        SGD(lr=self.lr)  # refuses what is out of range
+
+    has_own_anchors = True
+
+    takes_momentum = True
+
+    def check(self, *, sync_every: int, overlap: Overlap) -> None:
+        """Refuse any overlap.
+
+        Raises:
+            ConfigurationError: an overlap.
+        """
+        check(
+            overlap == Delay(),
+            f"apply a worker's own displacement with {overlap}",
+            because="what it trains while the answer travels would be counted twice",
+            do="leave overlap out, or take an outer optimizer such as tw.outer.SGD",
+        )
+
+    def bind(self, context: FragmentContext, overlap: Overlap) -> OuterState:
+        """A state whose anchor is the local weights as they are now."""
+        return _OwnDeltaState(Delay(), SGD(lr=self.lr), context)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gossip(OuterOptimizer):
+    """m_k = mu m_k + eta (phi_k - mean_g theta); phi_k = phi_k - m_k; theta_k = phi_k.
+
+    phi_k is the anchor of worker k, g the workers whose weights theta it is given: under `Pairs`
+    itself and its peer; under `Gather` all of them, where this is outer SGD with heavy-ball
+    momentum. The weights themselves travel: with a pseudo-gradient alone, no worker could pull its
+    anchor towards another one's.
+
+    Between rounds of training the anchors draw together if 0 < eta < 2 (1 - mu^2): for pairs among
+    many workers, the second moments of d_k = phi_k - mean phi and m_k, where
+    E[(phi_k - mean_g phi)^2] = E[d^2] / 2, then have a spectral radius below 1.
+
+    Args:
+        lr: eta, both the step along the mean pseudo-gradient and the pull towards the peer.
+        momentum: mu in [0, 1); 0 keeps no buffer.
+
+    Raises:
+        ConfigurationError: a momentum outside [0, 1), or a rate at which the anchors drift apart.
+
+    Source: NoLoCo (arXiv 2506.10911), eq. 1 and 2, with gamma = eta as in its released code.
+
+    Differs: the paper's eq. 1 has the pseudo-gradient of the other sign, with which eq. 2 climbs.
+    Its range, mu < gamma < sqrt(2 + mu^2), has our upper end at mu = 0.5; above mu = 0.5 it lets
+    anchors drift apart, and its lower end is not needed.
+
+    >>> Gossip()
+    Gossip(lr=0.7, momentum=0.5)
+    """
+
+    lr: float = 0.7
+    momentum: float = 0.5
+
+    def __post_init__(self) -> None:
+        limit = 2 * (1 - self.momentum**2)
+        check(
+            0 <= self.momentum < 1 and 0 < self.lr < limit,
+            f"use Gossip with lr={self.lr} and momentum={self.momentum}",
+            because="the anchors of workers that meet in pairs draw together if 0 < lr < "
+            "2 (1 - momentum^2), with a momentum from 0 to 1; else they drift apart",
+            do="pass the published lr=0.7 and momentum=0.5, or a lower momentum",
+        )
+
+    has_own_anchors = True
+
+    averages_weights = True
+
+    def check(self, *, sync_every: int, overlap: Overlap) -> None:
+        """Refuse an overlap that needs an anchor that all workers share."""
+        check(
+            isinstance(overlap, Delay),
+            f"use Gossip with {overlap}",
+            because="it works out of the mean what the worker itself had sent, as a "
+            "pseudo-gradient from an anchor that all workers share",
+            do="take tw.Delay(tau=...), or leave overlap out",
+        )
+
+    def bind(self, context: FragmentContext, overlap: Overlap) -> OuterState:
+        """A state whose anchor is the local weights as they are now."""
+        heavy_ball = SGD(lr=self.lr, momentum=self.momentum)
+        return overlap.join(heavy_ball, context, averages_weights=True)
