@@ -161,7 +161,7 @@ def test_ranks_that_hold_different_things_are_refused() -> None:
 def test_names_of_earlier_versions_say_what_replaced_them() -> None:
     with pytest.raises(AttributeError, match=r"Elastic\(URL, run=NAME, workers=K"):
         _ = tw.transport.Bucket
-    with pytest.raises(tw.ConfigurationError, match=r"there is no lighthouse.*thinwire hub"):
+    with pytest.raises(tw.ConfigurationError, match=r"cannot open the object store.*hub://TOKEN"):
         tw.transport.Elastic("10.9.0.1:29400", token="a secret of many characters")
     with pytest.warns(DeprecationWarning, match="ElasticBucket is Elastic"):
         assert tw.transport.ElasticBucket is tw.transport.Elastic

@@ -27,7 +27,6 @@ from torch import Tensor
 from thinwire.asynchronous.assignment import Assignment, AsyncStats
 from thinwire.asynchronous.server import AsyncServer
 from thinwire.asynchronous.worker import AsyncWorker
-from thinwire.elastic.place import check_run_name
 from thinwire.elastic.run_objects import RunObjects
 from thinwire.errors import ExchangeError, ExchangeTimeout, MismatchError, check
 from thinwire.handshake import check_same
@@ -101,33 +100,6 @@ class AsyncRunStatus(msgspec.Struct):
     is_finished: bool = False
 
 
-class _AsyncObjects(RunObjects):
-    def __init__(
-        self, store: str | ObjectStore, run: str, token: Token | None, patience_s: float = 30.0
-    ) -> None:
-        check_run_name(run)
-        super().__init__(ObjectStore(store) if isinstance(store, str) else store, run, token)
-        self.patience_s = patience_s
-
-    def until_s(self) -> float:
-        return now_s() + self.patience_s
-
-    def key(self, name: str) -> str:
-        return f"{self.run}/{name}"
-
-    def theta_key(self, version: int) -> str:
-        return self.key(f"theta/{version:012}")
-
-    async def payload(self, key: str, nbytes: int) -> Tensor:
-        """Payload of an object; empty if it is absent or was not written by this run."""
-        opened = await self.sealed.get(key, self.until_s(), nbytes=nbytes)
-        return bytes_tensor(b"") if opened is None else opened
-
-    async def found(self, kind: type[T], key: str) -> T | None:
-        """A typed object; None if it is absent."""
-        return await self.read(kind, key, self.until_s())
-
-
 def read_status(
     store: str | ObjectStore, *, run: str, token: Token | None
 ) -> AsyncRunStatus | None:
@@ -136,8 +108,28 @@ def read_status(
     Raises:
         MismatchError: it was written with another token. ExchangeError: the store cannot be read.
     """
-    objects = _AsyncObjects(store, run, token)
-    return asyncio.run(objects.found(AsyncRunStatus, objects.key("status")))
+    return asyncio.run(_status(_objects(store, run, token)))
+
+
+def _objects(
+    store: str | ObjectStore, run: str, token: Token | None, patience_s: float = 30.0
+) -> RunObjects:
+    opened = ObjectStore(store) if isinstance(store, str) else store
+    return RunObjects(opened, run, token, patience_s=patience_s)
+
+
+async def _status(objects: RunObjects) -> AsyncRunStatus | None:
+    return await objects.read(AsyncRunStatus, f"{objects.run}/status", objects.until_s())
+
+
+async def _payload(objects: RunObjects, key: str, nbytes: int) -> Tensor:
+    """Payload of an object; empty if it is absent or was not written by this run."""
+    opened = await objects.sealed.get(key, objects.until_s(), nbytes=nbytes)
+    return bytes_tensor(b"") if opened is None else opened
+
+
+def _theta_key(objects: RunObjects, version: int) -> str:
+    return f"{objects.run}/theta/{version:012}"
 
 
 class AsyncStoreServer:
@@ -174,7 +166,7 @@ class AsyncStoreServer:
             do="pass AsyncOptions(lost_after_s=...), some times what a worker takes at most",
         )
         self._server, self._log = server, log
-        self._objects = _AsyncObjects(store, run, token, _STORE_PATIENCE_S)
+        self._objects = _objects(store, run, token, _STORE_PATIENCE_S)
         self.status = AsyncRunStatus(secrets.token_hex(8), server.total_steps, server.stats)
 
     def run(self, save: Callable[[], object]) -> None:
@@ -207,7 +199,7 @@ class AsyncStoreServer:
         save()  # before `about`, which names what only the checkpoint knows
         own = {"workers": str(server.workers), "writer": self.status.server}
         await objects.check_description(server.describe() | own, "server", objects.until_s())
-        listed = await objects.store.sizes(objects.key("theta/"), objects.until_s())
+        listed = await objects.store.sizes(f"{objects.run}/theta/", objects.until_s())
         self._thetas = {int(key.rpartition("/")[2]) for key in listed}
         # A server that was killed may have written neither these answers nor their theta.
         await self._put_theta()
@@ -233,7 +225,7 @@ class AsyncStoreServer:
         await together(*(self._put_answer(*item) for item in answers.items()))
         old = self._thetas - server.versions_in_use - {server.version}
         self._thetas -= old
-        unwanted += [*answers, *map(objects.theta_key, old)]
+        unwanted += [*answers, *(_theta_key(objects, n) for n in old)]
         if unwanted:
             await objects.store.delete(unwanted)
         return is_busy
@@ -247,7 +239,7 @@ class AsyncStoreServer:
         objects, server, workers = self._objects, self._server, self.status.workers
         answers, unwanted = dict[str, bytes](), list[str]()
         replaced = msgspec.json.encode(_Answer(is_replaced=True))
-        listed = await objects.store.sizes(objects.key("arrival/"), objects.until_s())
+        listed = await objects.store.sizes(f"{objects.run}/arrival/", objects.until_s())
         for key, nbytes in listed.items():
             found = _REQUEST.fullmatch(key)
             if found is None or (worker := int(found[1])) >= server.workers:
@@ -272,7 +264,7 @@ class AsyncStoreServer:
         state = self.status.workers[worker]
         state.arrived_s, largest = time.time(), _HEAD.size + server.message_nbytes
         is_small = nbytes <= largest + objects.sealed.added_nbytes
-        payload = await objects.payload(key, largest) if is_small else bytes_tensor(b"")
+        payload = await _payload(objects, key, largest) if is_small else bytes_tensor(b"")
         if payload.numel() >= _HEAD.size:
             speed, loss, wait_s = _HEAD.unpack(payload[: _HEAD.size].numpy().tobytes())
             if 0 < speed < math.inf and math.isfinite(loss) and math.isfinite(wait_s):
@@ -301,7 +293,7 @@ class AsyncStoreServer:
     async def _put_theta(self) -> None:
         server, objects = self._server, self._objects
         self._thetas.add(server.version)
-        key = objects.theta_key(server.version)
+        key = _theta_key(objects, server.version)
         # Not if absent: one that was damaged is healed by a restart of the server.
         await objects.sealed.replace(key, server.theta_message, objects.until_s())
 
@@ -309,7 +301,7 @@ class AsyncStoreServer:
         server, objects = self._server, self._objects
         self.status.written_s, self.status.is_finished = time.time(), server.is_finished
         status = msgspec.json.encode(self.status)
-        await objects.replace(objects.key("status"), status, objects.until_s())
+        await objects.replace(f"{objects.run}/status", status, objects.until_s())
 
     # -- checkpoints -------------------------------------------------------------------------------
 
@@ -351,7 +343,7 @@ class AsyncStoreWorker:
         token: Token | None,
         patience_s: float = 300.0,
     ) -> None:
-        self._worker, self._objects = worker, _AsyncObjects(store, run, token, patience_s)
+        self._worker, self._objects = worker, _objects(store, run, token, patience_s)
         self._process, self.number = secrets.token_hex(8), 1
         self._request = bytes_tensor(bytes(_HEAD.size))
 
@@ -388,7 +380,7 @@ class AsyncStoreWorker:
 
     async def _check_about(self) -> None:
         objects, rank = self._objects, self._worker.rank
-        about = await self._wait_for(dict[str, str], objects.key("about"))
+        about = await self._wait_for(dict[str, str], f"{objects.run}/about")
         if about is None:
             return
         own = {name: about.get(name, "0") for name in ("workers", "writer")}
@@ -411,7 +403,8 @@ class AsyncStoreWorker:
         """Send the request and read its answer and theta; None at the end of the run."""
         objects, worker, why = self._objects, self._worker, ""
         for _ in range(_TRIES):
-            key = objects.key(f"arrival/{worker.rank:05}/{self._process}-{self.number:08}")
+            process = f"{worker.rank:05}/{self._process}"
+            key = f"{objects.run}/arrival/{process}-{self.number:08}"
             await objects.sealed.put(key, self._request, objects.until_s())
             answer = await self._wait_for(_Answer, _answer_key(key))
             if answer is None or answer.is_finished:
@@ -434,7 +427,7 @@ class AsyncStoreWorker:
             worker.settle(answer.rejection)
             if (given := answer.next) is not None:
                 version, nbytes = given.round - 1, worker.anchor_nbytes
-                theta = await objects.payload(objects.theta_key(version), nbytes)
+                theta = await _payload(objects, _theta_key(objects, version), nbytes)
                 if theta.numel() == nbytes:
                     return given, theta
                 why = f"theta of version {version} was damaged or gone"
@@ -449,9 +442,9 @@ class AsyncStoreWorker:
         """Wait for object `key`; None at the end of the run."""
         objects, pause_s, written_s = self._objects, _PAUSE_S, 0.0
         until_s = objects.until_s()
-        while (found := await objects.found(kind, key)) is None:
+        while (found := await objects.read(kind, key, objects.until_s())) is None:
             if pause_s >= _LONGEST_PAUSE_S:
-                status = await objects.found(AsyncRunStatus, objects.key("status"))
+                status = await _status(objects)
                 if status is not None and status.is_finished:
                     return None
                 if status is not None and status.written_s != written_s:

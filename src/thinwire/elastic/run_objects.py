@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from thinwire.elastic.roll import NewestState, View, WorkerReport, read_as, text_of
-from thinwire.errors import MismatchError
+from thinwire.errors import MismatchError, check
 from thinwire.handshake import check_same
 from thinwire.security.token import Token
 from thinwire.transport.base import RoundTag
@@ -69,6 +69,10 @@ class RunObjects:
         workers: K where it is fixed, else 0.
         index: rank in its worker, whose objects these are.
         ranks: S, of each worker.
+        patience_s: how long a store that does not answer is waited for.
+
+    Raises:
+        ConfigurationError: `run` cannot be part of the names of objects.
 
     Attributes:
         shard: ending of the names of one rank's objects; "" for workers of one rank.
@@ -83,11 +87,22 @@ class RunObjects:
         workers: int = 0,
         index: int = 0,
         ranks: int = 1,
+        patience_s: float = 30.0,
     ) -> None:
-        self.store, self.run = store, run
+        check(
+            bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run)),
+            f"call a run {run!r}",
+            because="its name is part of the names of objects",
+            do="pass up to 100 letters, digits, dots, underscores and hyphens",
+        )
+        self.store, self.run, self.patience_s = store, run, patience_s
         self.shard = f".{index}" if ranks > 1 else ""
         self._ranks, self._about_key = ranks, f"{run}/about" + (f".{index}" if index else "")
         self.sealed = SealedObjects(store, token, run, workers=workers)
+
+    def until_s(self) -> float:
+        """Deadline of a request that begins now, by the clock of the event loop."""
+        return now_s() + self.patience_s
 
     # -- what the run is ---------------------------------------------------------------------------
 

@@ -157,7 +157,7 @@ class Session:
             )
         meeting = _Meeting(self._turn_s(), began_s)
         expected_s, absent_s, asked_s = min(self._absent_s, default=0.0), 0.0, 0.0
-        put = objects.put_call(number, self._call(phase), self._until_s())
+        put = objects.put_call(number, self._call(phase), self._objects.until_s())
         roll, _ = await together(self._ask(number, meeting), put)
         while roll is None:
             if meeting.has_turn:
@@ -178,13 +178,13 @@ class Session:
         """Read the roll, if it exists, and the reports, if this worker may have to write it."""
         meeting.has_turn, asked_s = meeting.waited_s >= meeting.turn_s, now_s()
         reading = self._read_calls(number, meeting) if meeting.has_turn else together()
-        roll, _ = await together(self._objects.roll(number, self._until_s()), reading)
+        roll, _ = await together(self._objects.roll(number, self._objects.until_s()), reading)
         silent_s = now_s() - asked_s
         meeting.began_s += silent_s if silent_s > _SILENCE_S else 0.0
         return roll
 
     async def _read_calls(self, number: int, meeting: _Meeting) -> None:
-        until_s, waited_s = self._until_s(), meeting.waited_s
+        until_s, waited_s = self._objects.until_s(), meeting.waited_s
         missing = self._missing(meeting)
         # Now and then all are listed: a worker that was started again has another name.
         is_listing = self._roll is None or waited_s >= meeting.listing_s
@@ -205,7 +205,7 @@ class Session:
 
     async def _conclude(self, number: int, phase: Phase, meeting: _Meeting) -> View | None:
         """Write the next roll, once all expected workers reported or the wait was long enough."""
-        until_s, waited_s = self._until_s(), meeting.waited_s
+        until_s, waited_s = self._objects.until_s(), meeting.waited_s
         is_late = waited_s >= self._patience_s()
         lost = await self._lost.among(self._missing(meeting))
         names = () if self._roll is None else self._roll.names
@@ -363,7 +363,7 @@ class Session:
 
     async def _wait_for_snapshot(self, roll: View) -> bool:
         """Wait for the snapshot that was being written for this worker when the run ended."""
-        until_s = self._until_s()
+        until_s = self._objects.until_s()
         while self.name in roll.lacking and self._may_come(roll) and now_s() < until_s:
             if await self._has_come(roll):
                 return True
@@ -376,7 +376,7 @@ class Session:
         """Read the newest roll, written without this worker."""
         known = 0 if self._roll is None else self._roll.number
         if self._roll is None or not self._roll.is_over:
-            number = await self._objects.newest_roll(known, self._until_s())
+            number = await self._objects.newest_roll(known, self._objects.until_s())
             if number > known:
                 self._learn(*await self._rolls([number]))
 
@@ -408,7 +408,7 @@ class Session:
         self._read_up_to = newest.number
 
     async def _rolls(self, numbers: Sequence[int]) -> list[View]:
-        until_s = self._until_s()
+        until_s = self._objects.until_s()
         found = await together(*(self._objects.roll(n, until_s) for n in numbers))
         gone = [number for number, roll in zip(numbers, found, strict=True) if roll is None]
         check(
@@ -489,7 +489,7 @@ class Session:
     async def _has_come(self, roll: View) -> bool:
         """True if the snapshot that was being written at the time of `roll` is complete."""
         return self._may_come(roll) and await self._objects.has_state(
-            roll.next_state, self._until_s()
+            roll.next_state, self._objects.until_s()
         )
 
     def _may_come(self, roll: View) -> bool:
@@ -543,9 +543,6 @@ class Session:
         except ThinwireError as error:
             _LOG.info("the others will wait for this worker: %s", error)
         await self.shard.close()
-
-    def _until_s(self) -> float:
-        return now_s() + self._options.give_up_s
 
 
 def _joined(ranks: Sequence[Progress]) -> Progress:

@@ -15,7 +15,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from thinwire.elastic.events import EventLog
-from thinwire.elastic.place import check_run_name, check_store
 from thinwire.elastic.roll import identity_of
 from thinwire.elastic.timeouts import ElasticOptions, Timeouts
 from thinwire.errors import RunStopped, ThinwireError, check
@@ -120,11 +119,9 @@ class Elastic(Transport, Membership):
         keep: int = 2,
         store_options: Mapping[str, str] | None = None,
     ) -> None:
-        check_store(store)
         if is_hub(store):
             hub = HubAddress.read(store)
             token, run = token or hub.token(), run or hub.run
-        check_run_name(run)
         identity = _checked_identity(identity, worker, workers)
         if token is None and os.environ.get(TOKEN_VARIABLE):
             token = find_token()
@@ -153,6 +150,7 @@ class Elastic(Transport, Membership):
             workers=workers or 0,
             index=self._ranks.index,
             ranks=self.ranks,
+            patience_s=self._options.give_up_s,
         )
         self._description = {
             "thinwire": __version__,

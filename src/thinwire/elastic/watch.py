@@ -10,12 +10,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from thinwire.elastic.place import check_run_name, check_store
 from thinwire.elastic.roll import View, WorkerReport, latest_calls
 from thinwire.elastic.run_objects import RunObjects
 from thinwire.errors import ConfigurationError
 from thinwire.security.token import Token
-from thinwire.transport.object_store import ObjectStore, now_s, together
+from thinwire.transport.object_store import ObjectStore, together
 
 _PATIENCE_S = 30.0
 
@@ -50,8 +49,6 @@ class BucketWatch:
     """
 
     def __init__(self, url: str, *, run: str, token: Token | None) -> None:
-        check_store(url)
-        check_run_name(run)
         self._url, self._run = url, run
         folder = urlsplit(url)
         # Reading must not create the folder, as opening it does.
@@ -59,7 +56,7 @@ class BucketWatch:
             raise self._nothing("there is no such folder")
         store = ObjectStore(url, token=token)
         self._url = store.url
-        self._objects = RunObjects(store, run, token)
+        self._objects = RunObjects(store, run, token, patience_s=_PATIENCE_S)
         self._number = 0
 
     def look(self) -> BucketStatus:
@@ -72,7 +69,7 @@ class BucketWatch:
         return asyncio.run(self._look())
 
     async def _look(self) -> BucketStatus:
-        objects, until_s = self._objects, now_s() + _PATIENCE_S
+        objects, until_s = self._objects, self._objects.until_s()
         self._number = await objects.newest_roll(self._number, until_s)
         roll, roll_age_s = None, None
         if self._number:
