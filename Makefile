@@ -11,7 +11,7 @@ DEMO := ddp,diloco,streaming_diloco:tau=2,muloco,muloco:bits=2,sparseloco:densit
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1  /p' $(MAKEFILE_LIST)
 
-demo: .venv/.ready  ## train one small model seven ways on this machine and report on loss and bytes
+demo: .venv/.demo  ## train one small model seven ways on this machine and report on loss and bytes
 	$(BIN)/thinwire compare --methods $(DEMO) --workers 4 --steps 400 --seeds 0 \
 	  --jobs 2 --out runs/demo
 	$(BIN)/thinwire report runs/demo --out runs/demo/report.html
@@ -52,10 +52,19 @@ clean:  ## remove the environment, run folders, caches and build leftovers
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp, so that an interrupted or outdated installation is completed before anything runs in it.
-.venv/.ready: pyproject.toml constraints.txt
+# Modules are compiled when they are first imported: to compile all of them takes twice as long as to
+# unpack them.
+INSTALL = $(BIN)/python -m pip install --no-compile -c constraints.txt
+
+.venv/.ready: .venv/.demo
+	$(INSTALL) -e '.[all,docs,dev]'
+	@touch $@
+
+# What the demo needs.
+.venv/.demo: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "cannot set up .venv; because '$(PYTHON)' is not a Python >= 3.11;" \
 	       "do: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -c constraints.txt -e '.[all,docs,dev]'
+	$(INSTALL) -e '.[train,fast,report]'
 	@touch $@
