@@ -5,20 +5,19 @@ from itertools import groupby
 from typing import Any
 
 from claim_list import OURS
-from claim_settings import Setting, tuned
+from claim_settings import FAMILIES, Setting, tuned
 
 MARKS = {"shown": "**shown**", "contradicted": "**contradicted**"}
 NOTES = {
     "SparseLoCo, density and H": (
-        "A number is divided by the workers that sent it, as in every released implementation.",
-        "The preset used to divide by all K, as the paper's formula does, and was 0.088 above",
-        "DiLoCo with density 1/32; what came of that rule is kept as the arms *over workers*:",
-        "[evidence.md](evidence.md#sparseloco-by-senders).",
+        "The sum of an element is divided by the number of workers that sent it, as in every",
+        "released implementation. The arms *over workers* divide by all K, as the paper does: see",
+        "[SparseLoCo, by senders](evidence.md#sparseloco-by-senders).",
     ),
     "NoLoCo": (
-        "Anchors differ between workers; losses are of their mean. *As many bytes*: a worker of",
-        "NoLoCo receives one payload a round, one of an all-reduce 1.5 of them, so that NoLoCo may",
-        "have rounds of 6 steps where DiLoCo has 10. Both send fp32.",
+        "Anchors differ between workers; losses are those of their mean. *As many bytes*: in a",
+        "round, a worker of NoLoCo receives one payload, and in an all-reduce 1.5. NoLoCo then has",
+        "rounds of 6 steps, and DiLoCo of 10. Both send fp32.",
     ),
 }
 """What must be known before a group's verdicts are read; by the group's name."""
@@ -27,7 +26,13 @@ NOTES = {
 def page(setting: Setting, found: Mapping[str, Any]) -> str:
     """Markdown: verdicts, all rows, wall-clock, rates."""
     return "\n".join(
-        [*_head(setting, found), *_verdicts(found), *_rows(found), *_clock(found), *_rates(setting)]
+        [
+            *_head(setting, found),
+            *_verdicts(found),
+            *_rows(found),
+            *_clock(setting, found),
+            *_rates(setting),
+        ]
     )
 
 
@@ -37,21 +42,22 @@ def _head(setting: Setting, found: Mapping[str, Any]) -> Iterator[str]:
     file = f"benchmarks/results/claims-{setting.name}.json"
     yield f"# The published claims, at the {setting.name} setting"
     yield ""
-    yield f"{setting.what}, unless an arm says"
-    yield f"otherwise. Written by `{found['command']}` with"
-    yield f"[{file}](../{file}); do not edit."
+    yield f"{setting.what}, unless the name of an arm"
+    yield f"has another value. `{found['command']}` writes this page and"
+    yield f"[{file}](../{file}). Do not edit it."
     yield ""
-    yield f"{len(papers)} claims of papers: {_counts(papers)}. And {len(ours)} of our own making:"
+    yield f"{len(papers)} claims of papers: {_counts(papers)}. {len(ours)} claims of ours:"
     yield f"{_counts(ours)}."
     yield ""
-    yield "Losses are nats per byte of the outer parameters on validation text. An effect is a"
-    yield "difference of losses of one seed (same weights, same data), its mean over seeds and its"
-    yield "standard error. **Shown**: an order holds at one-sided 95 % (Student's t), or what is to"
-    yield "be as good is less than 1 % above, likewise. **Contradicted**: the opposite holds,"
-    yield "likewise. Else **not shown at this scale**. One in twenty is wrong by chance."
+    yield "Losses are validation losses of the outer parameters, in nats per byte. An effect is a"
+    yield "difference of two losses of one seed (same weights, same data): its mean over seeds and"
+    yield "its standard error. **Shown**: the claimed order holds at one-sided 95 % (Student's t);"
+    yield "*as good as* holds if the loss is less than 1 % above the other one, at the same level."
+    yield "**Contradicted**: the opposite holds at this level. Otherwise, a claim is **not shown at"
+    yield "this scale**. One verdict in twenty is wrong by chance."
     yield ""
-    yield f"`python benchmarks/claims.py {setting.name} OUT` says whether another machine has these"
-    yield "losses, each within three standard deviations between seeds."
+    yield f"`python benchmarks/claims.py {setting.name} OUT` repeats the runs and compares losses"
+    yield "with these: they must agree within three standard deviations between seeds."
     yield ""
 
 
@@ -92,19 +98,16 @@ def _seeds(effect: Mapping[str, Any] | None) -> str:
 def _rows(found: Mapping[str, Any]) -> Iterator[str]:
     yield "## All arms"
     yield ""
-    yield "Bytes are what the transport counted for one worker, headers included; DP and full"
-    yield "precision send fp32. The last column is against DP gradients of 16 bits."
+    yield "Bytes are those that the transport of one worker counted, headers included. DP (data"
+    yield "parallelism) and full precision send fp32. The last column is relative to DP gradients"
+    yield "of 16 bits. The results also have the differences to DP."
     yield ""
-    yield (
-        "| arm | validation loss | minus DiLoCo | minus DP AdamW | minus DP Muon "
-        "| sent per worker | times fewer |"
-    )
-    yield "|---|---|---|---|---|---|---|"
+    yield "| arm | validation loss | minus DiLoCo | sent per worker | times fewer |"
+    yield "|---|---|---|---|---|"
     for arm, row in found["rows"].items():
         loss, fewer = row["val_loss"], row["fewer_bytes_than_16_bit_ddp"]
         yield (
             f"| {arm} | {loss['mean']:.4f}{_error(loss)} | {_signed(row['minus_diloco'])} | "
-            f"{_signed(row['minus_dp_adamw'])} | {_signed(row['minus_dp_muon'])} | "
             f"{_megabytes(row['sent_bytes_per_worker'])} | {_times_fewer(fewer)} |"
         )
     yield ""
@@ -120,19 +123,19 @@ def _times_fewer(fewer: float | None) -> str:
     return f"{fewer:,.0f}" if fewer >= 100 else f"{fewer:.3g}"
 
 
-def _clock(found: Mapping[str, Any]) -> Iterator[str]:
-    clock = found["clock"]
+def _clock(setting: Setting, found: Mapping[str, Any]) -> Iterator[str]:
+    clock, file = found["clock"], f"benchmarks/results/claims-{setting.name}.json"
     yield "## Loss against wall-clock"
     yield ""
-    yield "What links would make of these runs, by the planner's model: a step of"
-    yield f"{clock['step_s']} s for every method, {1000 * clock['latency_s']:.0f} ms one way,"
-    yield "as many links as workers. For each link: the time to DiLoCo's final loss"
-    yield f"({clock['target_val_loss']:.4f}; on the way there, where an arm passes it), and of the"
-    yield "whole run. Encoding is not counted."
+    yield f"The planner computed how long these runs take over a link: {clock['step_s']} s a step,"
+    yield f"{1000 * clock['latency_s']:.0f} ms one way, one link per worker, without encoding. Each"
+    yield "cell has the time until the loss reaches DiLoCo's final one"
+    yield f"({clock['target_val_loss']:.4f}), and that of the whole run. [The results](../{file})"
+    yield "have all arms."
     yield ""
     yield "| arm | " + " | ".join(clock["links"]) + " |"
     yield "|---|" + "---|" * len(clock["links"])
-    for arm in found["rows"]:
+    for arm in FAMILIES:
         cells = [link[arm] for link in clock["links"].values()]
         yield f"| {arm} | " + " | ".join(map(_times, cells)) + " |"
     yield ""
@@ -147,9 +150,9 @@ def _rates(setting: Setting) -> Iterator[str]:
     file = f"benchmarks/results/claims-{setting.name}-tuning.json"
     yield "## Rates"
     yield ""
-    yield "Every family had four candidates with seed 0; the best two ran with seed 1, too, and"
-    yield f"the lower mean was chosen ([all of them](../{file})). Arms have the rates of their"
-    yield "family: K, H, codec and feedback were not tuned for."
+    yield "Every family had four candidates with seed 0. The best two also ran with seed 1, and the"
+    yield f"lower mean won ([all candidates](../{file})). Arms have the rates of their family, also"
+    yield "with another K, H, codec or feedback."
     yield ""
     yield "| family | inner lr | outer lr | outer momentum |"
     yield "|---|---|---|---|"
