@@ -4,7 +4,6 @@
 network and train nothing are run, too, and what a page says that they print is what they print.
 """
 
-import json
 import os
 import re
 import shlex
@@ -24,7 +23,7 @@ from s3_server import weed
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```([\w+-]*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
-KINDS = {"", "bash", "bibtex", "console", "json", "promql", "python", "sh", "text", "toml", "yaml"}
+KINDS = {"", "bash", "console", "promql", "python", "sh", "text", "toml", "yaml"}
 
 
 class Snippet(NamedTuple):
@@ -164,9 +163,7 @@ def test_a_command_prints_what_the_page_shows(
     for width in (80, 120):  # of the terminal
         monkeypatch.setenv("COLUMNS", str(width))
         assert command.run(words) == 0
-        out = capsys.readouterr().out
-        assert "--json" not in words or json.loads(shown) == json.loads(out)
-        printed += out
+        printed += capsys.readouterr().out
     assert missing(shown, printed) == []
 
 
