@@ -42,7 +42,14 @@ PROJECT_PAGES = {
     "CODE_OF_CONDUCT.md": "code-of-conduct.md",
     "SECURITY.md": "vulnerabilities.md",  # security.md is a page of docs/
 }
-LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}
+LANGUAGES = {
+    ".md": "markdown",
+    ".py": "python",
+    ".sh": "bash",
+    ".toml": "toml",
+    ".yaml": "yaml",
+    ".yml": "yaml",
+}
 FENCE = re.compile(r"^(```.*?^```)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 PRESET = re.compile(r"^<!-- (settings|sources): (\w+) -->$", re.MULTILINE)
