@@ -83,8 +83,8 @@ def train_with_checkpoints() -> None:
         worker=at.worker,
         workers=at.workers,
         run=at.run,
-        keep=int(os.environ.get("KEEP", 4)),
-        options=ElasticOptions(timeout_s=float(os.environ.get("TIMEOUT_S", 60))),
+        keep=4,
+        options=ElasticOptions(timeout_s=60.0),
     )
     outer = tw.OuterLoop(model, optimizer, method, transport=transport)
     first = 0
@@ -94,9 +94,6 @@ def train_with_checkpoints() -> None:
         optimizer.load_state_dict(state["optimizer"])
         outer.load_state_dict(state["outer"])
         first = state["step"]
-    if "OTHER" in os.environ:
-        with torch.no_grad():
-            next(model.parameters()).add_(0.1)
     for step in range(first, STEPS):
         one_step(model, optimizer, step)
         outer.step()

@@ -20,7 +20,6 @@ from elastic_hub import train as train_all
 from elastic_twin import ElasticHub
 from thinwire.elastic import session, transport
 from thinwire.elastic.timeouts import ElasticOptions
-from thinwire.membership import Snapshot
 from thinwire.transport import Elastic
 from toy import Team, adamw, build_model, descend, flush, loss
 
@@ -217,9 +216,6 @@ class Worker:
             return await real(key, payload, *args, **kwargs)
 
         self.objects.put = put  # type: ignore[method-assign]
-
-    def snapshot(self) -> Snapshot:
-        return self.state.capture()
 
 
 class Hold:

@@ -121,7 +121,6 @@ class HubTransport(Transport, Membership):
 
     def __init__(self, hub: ElasticHub, name: str) -> None:
         self.hub, self.name = hub, name
-        self.closes = 0
         self.metrics = WorkerMetrics()
         self.state: SharedState | None = None
         self.members: tuple[HubTransport, ...] = (self,)
@@ -163,7 +162,7 @@ class HubTransport(Transport, Membership):
         self.metrics = metrics
 
     def leave(self) -> None:
-        self.closes += 1
+        pass
 
 
 class _HubExchange:

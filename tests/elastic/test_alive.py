@@ -1,4 +1,4 @@
-"""Signs of life: a dead worker is noticed long before the others' patience ends."""
+"""How long a worker waits; a dead one is noticed long before the others' patience ends."""
 
 import asyncio
 
@@ -8,6 +8,7 @@ from bucket_workers import H, Worker, memory, quick_fixture, train  # noqa: F401
 from thinwire.elastic import alive
 from thinwire.elastic.alive import LostWorkers, give_signs
 from thinwire.elastic.run_objects import RunObjects
+from thinwire.elastic.timeouts import Timeouts
 from thinwire.errors import ExchangeError
 from thinwire.transport import object_store
 from thinwire.transport.object_store import ObjectStore
@@ -86,3 +87,35 @@ def test_a_dead_worker_costs_the_others_seconds_and_not_half_a_long_round() -> N
     assert isinstance(second.error(), Died)
     assert first.events("left")
     assert len(set(train([Worker(store, "late")], 6 * H))) == 1
+
+
+def made(fixed_s: float | None = None) -> Timeouts:
+    return Timeouts(floor_s=5, patience=0.5, unmeasured_s=60, fixed_s=fixed_s)
+
+
+def test_waits_double_until_an_exchange_succeeds() -> None:
+    timeouts = made()
+    assert timeouts.exchange(125_000) == 5 + 60 + 1
+    timeouts.exchanged(1000, seconds=1.0)
+    timeouts.finished_round(20.0)
+    assert timeouts.exchange(1000) == 5 + 10 + 3
+    assert timeouts.exchange(2000) == 5 + 10 + 6
+    assert timeouts.exchange(0) == 5 + 10 + 3
+    timeouts.timed_out()
+    timeouts.timed_out()
+    assert timeouts.exchange(1000) == 4 * 18
+    timeouts.exchanged(1000, seconds=1.0)
+    assert timeouts.exchange(1000) == 18
+    for _ in range(2000):
+        timeouts.timed_out()
+    assert timeouts.exchange(1000) == 3600
+    fixed, timeouts = made(fixed_s=7.0), made()
+    fixed.timed_out()
+    fixed.exchanged(10, seconds=100.0)
+    assert fixed.exchange(10**9) == 7.0
+    assert (timeouts.round_s, timeouts.late()) == (None, 60)
+    timeouts.finished_round(1000.0)
+    assert timeouts.late() == pytest.approx(500)
+    for _ in range(20):  # a slow round is forgotten
+        timeouts.finished_round(10.0)
+    assert timeouts.round_s == 10

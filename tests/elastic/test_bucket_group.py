@@ -1,21 +1,22 @@
-"""Messages over a store: late, lost, damaged and foreign ones count for all workers or for none."""
+"""Workers over a store: the numbers of a fixed run; late, damaged and foreign messages."""
 
-import asyncio
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 
+import bucket_workers
 import thinwire as tw
 from bucket_workers import (
     SECRET,
+    UP_S,
     H,
     Hold,
     Worker,
     ended,
+    fixed_digest,
     memory,
     method,
     names_in,
@@ -26,10 +27,11 @@ from bucket_workers import (
     workers,
     write,
 )
-from thinwire.elastic.run_objects import absent_message
-from thinwire.security.token import Token
-from thinwire.transport.object_store import ObjectStore
-from thinwire.transport.sealed_objects import SealedObjects, bytes_tensor
+from thinwire.plan.job import MeetingRequests
+from thinwire.plan.shape import Shape
+from thinwire.plan.traffic import traffic
+from thinwire.security.sealing import SEAL_NBYTES
+from toy import build_model
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -86,70 +88,6 @@ def test_a_message_that_comes_too_late_counts_for_no_worker_and_is_sent_again(to
     assert {worker.version for worker in running} == {4}
 
 
-def test_the_work_of_a_late_message_is_in_the_next_round() -> None:
-    described = method(outer=tw.outer.SGD(lr=1.0))
-    digests: list[str] = []
-    for is_late in (True, False):
-        running = workers(memory(), 2, described, timeout_s=0.3)
-        hold = Hold()
-        if is_late:
-            running[1].before("put", message(1, 1), hold)
-        for worker in running:
-            worker.start(2 * H)
-        if is_late:
-            until(lambda first=running[0]: first.version >= 1)
-            hold.may_go.set()
-        digests += {*ended(running)}
-    late, in_time = digests
-    assert late != in_time
-
-
-@pytest.mark.parametrize("token", [None, SECRET], ids=["open", "sealed"])
-def test_one_of_two_that_write_at_the_same_time_decides(token, store) -> None:
-    sealing = None if token is None else Token(token)
-    payload, races = bytes_tensor(b"a message"), 150
-    barrier = threading.Barrier(2)
-    outcomes: dict[str, list[tuple[bool, bytes]]] = {"sender": [], "waiter": []}
-
-    async def race(name: str, mine: torch.Tensor, delay_s: float) -> None:
-        objects = SealedObjects(ObjectStore(store), sealing, "a-run")
-        for number in range(races):
-            key, until_s = f"a-run/message/{number:05}", time.monotonic() + 10
-            barrier.wait()
-            await asyncio.sleep(delay_s if number % 3 else 0.0)
-            is_mine = await objects.put(key, mine, until_s)
-            raw = await objects.store.get(key, until_s, nbytes=10)
-            outcomes[name].append((is_mine, objects.opened(raw, key).numpy().tobytes()))
-
-    with ThreadPoolExecutor(2) as pool:
-        # The one that would be first without a delay begins a moment later.
-        given = [("sender", payload, 0.0005), ("waiter", absent_message(), 0.0)]
-        list(pool.map(lambda one: asyncio.run(race(*one)), given))
-    for (sent, at_sender), (put_empty, at_waiter) in zip(
-        outcomes["sender"], outcomes["waiter"], strict=True
-    ):
-        assert sent is not put_empty
-        assert at_sender == at_waiter == (b"a message" if sent else b"")
-    # Both were first at times.
-    assert len({sent for sent, _ in outcomes["sender"]}) == 2
-
-
-def test_workers_agree_whichever_of_them_is_late_at_the_limit() -> None:
-    running = workers(memory(), 3, timeout_s=0.15)
-    for worker, seconds in zip(running, (0.0, 0.15, 0.16), strict=True):
-
-        async def wait(_: str, seconds: float = seconds) -> None:
-            await asyncio.sleep(seconds)
-
-        worker.before("put", lambda key: "/message/" in key, wait)
-    assert len(set(train(running, 5 * H))) == 1
-    shared = set(running[0].digests).intersection(*(w.digests for w in running[1:]))
-    for version in shared:
-        assert len({worker.digests[version] for worker in running}) == 1
-    # On a busy machine a worker that is late takes a snapshot, and has no version but these two.
-    assert {0, 5} <= shared
-
-
 # -- messages that are not what was sent -----------------------------------------------------------
 
 
@@ -202,6 +140,9 @@ def test_the_sender_of_a_message_that_is_damaged_on_its_way_takes_a_snapshot(tok
     assert len(set(train(running, 12 * H))) == 1
     assert [list(running[place].left_out()) for place in (0, 2)] == [[1]] * 2
     assert any("by a snapshot" in event.why for event in running[1].events("healed"))
+    (event,) = running[0].events("left out")
+    assert event.who == ("w1",)
+    assert "did not arrive as it was sent" in event.why
 
 
 @pytest.mark.parametrize("fault", ["damaged result", "late shard"])
@@ -229,3 +170,79 @@ def test_a_reduction_of_which_a_part_is_damaged_or_late_is_discarded_on_all(faul
         hold.may_go.set()
     assert len(set(ended(running))) == 1
     assert {worker.version for worker in running} == {3}
+
+
+# -- workers that stay -----------------------------------------------------------------------------
+
+
+TOP_K = {"codec": tw.codecs.TopK(k=64), "feedback": tw.ErrorFeedback(decay=0.9)}
+STAYING = 3 * H + 1
+
+
+def half() -> torch.nn.Module:
+    return build_model().to(torch.bfloat16)
+
+
+def muloco(**fields) -> tw.Method:
+    return tw.presets.muloco(sync_every=H, bits=2, **fields)
+
+
+def streaming() -> tw.Method:
+    return tw.presets.streaming_diloco(
+        sync_every=H, fragments=tw.Balanced(count=2), overlap=tw.Delay(tau=1, mixing=0.5)
+    )
+
+
+METHODS = {
+    "diloco": (method(), build_model),
+    "2 bits": (muloco(), build_model),
+    "2 bits, reduced": (muloco(exchange=tw.ReduceScatter()), build_model),
+    "sparse": (method(**TOP_K), build_model),
+    "streaming": (streaming(), build_model),
+    "bf16": (method(), half),
+}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("name", METHODS)
+def test_workers_that_stay_have_the_digest_of_a_fixed_run(name: str, count: int) -> None:
+    described, model = METHODS[name]
+    digests = train(workers(memory(), count, described, model=model), STAYING)
+    assert set(digests) == {fixed_digest(described, count, STAYING, model=model)}
+    # The control: one step fewer.
+    assert digests[0] != fixed_digest(described, count, STAYING - 1, model=model)
+
+
+def test_the_bytes_and_requests_of_workers_that_all_come_in_time_are_those_of_the_plan(
+    monkeypatch,
+) -> None:
+    monkeypatch.setattr(bucket_workers, "SNAPSHOT_AFTER", 1e9)
+    steps = 4 * H
+    running = workers(memory(), 4, min_workers=4, least_wait_s=4 * UP_S, token=SECRET)
+    before: list[Counter[str]] = []
+
+    def note(worker: Worker) -> None:
+        before.append(Counter(worker.loop.stats.requests))
+
+    for worker in running:
+        worker.before_step[0] = lambda worker=worker: note(worker)
+    assert len(set(train(running, steps))) == 1
+    asked: Counter[str] = Counter()
+    for worker in running:
+        asked.update(worker.loop.stats.requests)
+    for each in before:
+        asked.subtract(each)
+    plan = traffic(
+        running[0].loop.method,
+        Shape.of_model(running[0].model),
+        workers=4,
+        added_nbytes=SEAL_NBYTES,
+    )
+    meeting, rounds = MeetingRequests.of(4), steps // H
+    # They meet once more at the end.
+    assert asked["puts"] == 4 * plan.puts_after(steps) + (rounds + 1) * meeting.puts
+    assert asked["gets"] == 4 * plan.gets_after(steps) + (rounds + 1) * meeting.gets
+    assert asked["lists"] == (rounds + 1) * meeting.lists
+    for worker in running:
+        assert worker.loop.stats.sent_bytes == plan.sent_after(steps)
+        assert worker.loop.stats.received_bytes == plan.received_after(steps)

@@ -17,6 +17,16 @@ def store_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "thinwire-store"}
 
 
+def ends_well(*lines: str) -> None:
+    """Run a program, which ends with status 0 and without a word of an error."""
+    code = "\n".join(
+        ("import asyncio", "from thinwire.elastic.loop_thread import LoopThread", *lines)
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_it_answers_from_any_thread_while_other_work_goes_on() -> None:
     before = store_threads()
     thread = LoopThread()
@@ -104,9 +114,8 @@ def test_the_clock_of_its_waits_stands_while_the_process_is_stopped() -> None:
 
 
 def test_a_forked_child_that_exits_leaves_it_alone() -> None:
-    lines = (
-        "import asyncio, os, sys",
-        "from thinwire.elastic.loop_thread import LoopThread",
+    ends_well(
+        "import os, sys",
         "thread = LoopThread()",
         "work = thread.start(asyncio.sleep(1, 'done'))",
         "child = os.fork()",
@@ -115,23 +124,12 @@ def test_a_forked_child_that_exits_leaves_it_alone() -> None:
         "assert work.result() == 'done'",
         "assert thread.run(asyncio.sleep(0, 'more')) == 'more'",
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", "\n".join(lines)],
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_it_ends_with_the_interpreter() -> None:
-    lines = (
-        "import asyncio",
-        "from thinwire.elastic.loop_thread import LoopThread",
-        "thread = LoopThread()",
-        "work = thread.start(asyncio.sleep(1000))",
+def test_it_ends_with_the_interpreter_and_with_an_exchange_under_way(tmp_path) -> None:
+    ends_well(
+        "import thinwire as tw",
+        "from thinwire.testing.transports import gathered, payload_of",
+        f"elastic = tw.transport.Elastic('file://{tmp_path}', worker=0, workers=2, run='r')",
+        "elastic.run(gathered(payload_of(0, 9), 0, 2), tw.transport.RoundTag(what='x', round=1))",
     )
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join(lines)], capture_output=True, timeout=60, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, b"")

@@ -89,7 +89,8 @@ def test_garbage_in_the_place_of_a_call_is_passed_over(garbage: bytes, store) ->
     assert {each.name for each in do(run.further_calls(1, (), soon()))} == {"a:1", "b:1"}
     assert do(run.calls(1, ["b:1"], soon())) == [call("b:1")]
     (key,) = (key for key in names_in(store) if "/b-1-" in key)
-    write(store, key, garbage)
+    for place in (key, "a-run/call/00000001/a-note", "a-run/call/00000001/²"):
+        write(store, place, garbage)
     assert [each.name for each in do(run.further_calls(1, (), soon()))] == ["a:1"]
     assert do(run.calls(1, ["b:1"], soon())) == []
 
