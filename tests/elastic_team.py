@@ -1,6 +1,5 @@
 """Elastic workers as real processes, and what can happen to them."""
 
-import ctypes
 import importlib
 import json
 import os
@@ -21,17 +20,10 @@ from s3_server import Proxy, in_aws
 TOKEN = "a token for tests, long enough"
 ENVIRONMENT = {**forked.ENVIRONMENT, "THINWIRE_TOKEN": TOKEN}
 LEAST_WAIT_S = 1.0
-CLONE_NEWNET = 0x40000000
 
 
-def _enter(
-    function: str, arguments: list[Any], out: Any, errors: str, environment: dict, namespace: str
-) -> None:
-    """In the forked process: what `ip netns exec` and a shell would do, then `function`."""
-    if namespace:
-        with Path(f"/var/run/netns/{namespace}").open() as there:
-            if ctypes.CDLL(None, use_errno=True).setns(there.fileno(), CLONE_NEWNET):
-                raise OSError(ctypes.get_errno(), "setns")
+def _enter(function: str, arguments: list[Any], out: Any, errors: str, environment: dict) -> None:
+    """In the forked process: what a shell would do, then `function`."""
     with Path(errors).open("w") as file:
         forked.write_to(out.fileno(), file.fileno())
     out.close()
@@ -43,13 +35,11 @@ def _enter(
 class Program:
     """A process and the lines that it wrote."""
 
-    def __init__(
-        self, function: str, *arguments: Any, errors: Path, namespace: str = "", **environment: str
-    ) -> None:
+    def __init__(self, function: str, *arguments: Any, errors: Path, **environment: str) -> None:
         context = forked.context()
         reader, writer = context.Pipe(duplex=False)
         self.errors = errors
-        given = (function, arguments, writer, str(errors), ENVIRONMENT | environment, namespace)
+        given = (function, arguments, writer, str(errors), ENVIRONMENT | environment)
         self.process: BaseProcess = context.Process(target=_enter, args=given)
         self.process.start()
         writer.close()
@@ -143,10 +133,6 @@ class Worker(Program):
     def steps(self) -> list[dict[str, Any]]:
         return [t for t in list(self.records) if "share" in t]
 
-    def rounds(self) -> list[dict[str, Any]]:
-        """The rounds that counted: number, and names of the workers whose work did."""
-        return [t for t in list(self.records) if "counted" in t]
-
     def longest_stall_s(self) -> float:
         """Between two inner steps."""
         times = [t["at_s"] for t in self.steps()]
@@ -160,7 +146,6 @@ class Team:
         tmp_path: of the test; the store is a folder in it, unless there is an endpoint or a hub.
         endpoint: of an S3 server, to which workers have a way that can be cut.
         hub: of the same token.
-        namespaces: of network nodes, in which workers run.
         environment: of all workers.
         work: what a worker does: a function of `elastic_worker`, or MODULE.FUNCTION.
         options: of all workers.
@@ -172,12 +157,11 @@ class Team:
         *,
         endpoint: str | None = None,
         hub: Hub | None = None,
-        namespaces: list[str] | None = None,
         environment: Mapping[str, str] | None = None,
         work: str = "work",
         **options: Any,
     ) -> None:
-        self._work, self._folder, self._namespaces = work, tmp_path, namespaces or [""]
+        self._work, self._folder = work, tmp_path
         self._environment, self.options = dict(environment or {}), options
         self.workers: list[Worker] = []
         self.url, self.is_cut = f"file://{tmp_path}/store", False
@@ -226,17 +210,14 @@ class Team:
         *,
         ranks: int = 1,
         of_rank: Mapping[int, dict[str, Any]] | None = None,
-        node: int | Sequence[int] = 0,
         token: str = TOKEN,
         **options: Any,
     ) -> Worker:
         """Start a worker, or one again that was killed.
 
-        Its model is sharded over `ranks` processes, of which each may have options of its own, and
-        a node.
+        Its model is sharded over `ranks` processes, of which each may have options of its own.
         """
-        nodes = [node] * ranks if isinstance(node, int) else node
-        meeting = f"{options.get('host', '127.0.0.1')}:{free_port()}"
+        meeting = f"127.0.0.1:{free_port()}"
         further: list[Worker] = []
         for index in reversed(range(ranks)):
             sharded = {"ranks": (index, ranks, meeting)} if ranks > 1 else {}
@@ -245,7 +226,6 @@ class Team:
                 identity,
                 *(self._work, self.url, identity, given),
                 errors=self._folder / f"{identity}-{len(self.workers)}-{index}.txt",
-                namespace=self._namespaces[nodes[index]],
                 further=tuple(further),
                 **{"THINWIRE_TOKEN": token, **self._environment},
             )

@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,9 @@ import thinwire as tw
 import thinwire.cli
 import thinwire.elastic.session
 import thinwire.elastic.worker_ranks
-from elastic_faults import FaultyTransport, die, die_while
 from thinwire.handshake import digest
 from thinwire.transport.address import split_address
+from thinwire.transport.base import Post, wrapped
 from toy import adamw, build_model, loss
 
 
@@ -52,12 +54,11 @@ def work(store: str, identity: str, options: dict) -> None:
 
     Options: steps, every (H), method, exchange, step_s (how long an inner step takes),
     terms (of `ElasticOptions`), width (of a layer more), checkpoint (a file to write after
-    every step and to start from), layers (a model with a stack of them), damage (see
-    FaultyTransport), die (["step", n]: in the n-th among three workers; others: elastic_faults,
-    in the n-th exchange among `among` workers, three), stops_there (instead of dying),
-    ranks (index, S and HOST:PORT: this is one rank of S that the model is sharded over and that
-    meet there), sharding (fsdp, hsdp or tensor; the latter with layers), least_wait_s and
-    snapshot_after (of `Elastic`), fixed (number of this worker and K).
+    every step and to start from), layers (a model with a stack of them), die (["step", n]: in the
+    n-th among three workers; others: `halt_in`, the n-th exchange among `among` workers, three),
+    stops_there (instead of dying), ranks (index, S and HOST:PORT: this is one rank of S that the
+    model is sharded over and that meet there), sharding (fsdp, hsdp or tensor; the latter with
+    layers) and snapshot_after (of `Elastic`).
     """
     faulthandler.register(signal.SIGUSR1)
     torch.set_num_threads(1)
@@ -76,8 +77,6 @@ def work(store: str, identity: str, options: dict) -> None:
 
 def train(store: str, identity: str, options: dict) -> None:
     kind, moment = options.get("die", ("never", 0))
-    if kind == "while":
-        die_while(moment, stops=options.get("stops_there", False))
     model = build_layers() if options.get("layers") else build_model()
     if "width" in options:
         model.append(torch.nn.Linear(3, options["width"]))
@@ -88,17 +87,22 @@ def train(store: str, identity: str, options: dict) -> None:
         tell(connected=options["ranks"])
         shard(model, options.get("sharding", "fsdp"))
     optimizer = adamw(model)
-    elastic = connect(store, identity, options, group)
-    elastic.events.listen(lambda event: tell(event=event.describe()))
-    transport = FaultyTransport(
-        elastic,
-        tell,
-        die_at=(kind, moment),
-        stops=options.get("stops_there", False),
-        among=options.get("among", 3),
-        damage=options.get("damage"),
+    elastic = tw.transport.Elastic(
+        store,
+        run="run",
+        identity=identity,
+        options=tw.transport.ElasticOptions(**options.get("terms", {})),
+        least_wait_s=1.0,
+        snapshot_after=options.get("snapshot_after", 1e9),
+        group=group,
     )
-    outer = tw.OuterLoop(model, optimizer, build_method(options), transport=transport)
+    elastic.events.listen(lambda event: tell(event=event.describe()))
+    if kind in ("started", "landed"):
+        number = signal.SIGSTOP if options.get("stops_there") else signal.SIGKILL
+        halt_in(
+            elastic, kind, moment, options.get("among", 3), lambda: os.kill(os.getpid(), number)
+        )
+    outer = tw.OuterLoop(model, optimizer, build_method(options), transport=elastic)
     checkpoint = Path(options.get("checkpoint", "none"))
     if checkpoint.exists():
         outer.load_state_dict(torch.load(checkpoint, weights_only=True))
@@ -112,15 +116,13 @@ def train(store: str, identity: str, options: dict) -> None:
         tell(step=step, share=share, workers=outer.workers, version=outer.stats.rounds)
         steps_together += outer.workers == 3
         if (kind, moment) == ("step", steps_together):
-            die()
+            os.kill(os.getpid(), signal.SIGKILL)
         loss(model, step, share % 5, workers=5).backward()
         time.sleep(options.get("step_s", 0.01))
         optimizer.step()
         optimizer.zero_grad()
         outer.step()
         save(outer, options)
-    if kind == "flushing":
-        elastic.run = lambda *_: die()
     outer.flush()
     tell(
         digest=digest_of(outer),
@@ -134,20 +136,29 @@ def train(store: str, identity: str, options: dict) -> None:
     outer.close()
 
 
-def connect(url: str, identity: str, options: dict, group: Any) -> Any:
-    """To the others, by the object store at `url`."""
-    more: dict[str, Any] = {} if group is None else {"group": group}
-    if "fixed" in options:
-        more["worker"], more["workers"] = options["fixed"]
-    return tw.transport.Elastic(
-        url,
-        run="run",
-        identity=identity,
-        options=tw.transport.ElasticOptions(**options.get("terms", {})),
-        least_wait_s=options.get("least_wait_s", 1.0),
-        snapshot_after=options.get("snapshot_after", 1e9),
-        **more,
-    )
+def halt_in(elastic: Any, moment: str, number: int, among: int, halt: Callable[[], None]) -> None:
+    """Halt in an exchange once it has "started", or all payloads have "landed"."""
+    run, exchanges, due = elastic.run, count(1), [moment]
+
+    def faulty(posts, tag):
+        if elastic.world_size != among or next(exchanges) != number:
+            return run(posts, tag)
+
+        def carry(post: Post):
+            received = yield post
+            reached("landed", post.is_to_all(elastic.world_size))
+            return received
+
+        under_way = run(wrapped(posts, carry), tag)
+        reached("started")
+        return under_way
+
+    def reached(point: str, is_there: bool = True) -> None:
+        if is_there and point in due:
+            due.clear()
+            halt()
+
+    elastic.run = faulty
 
 
 def connect_ranks(index: int, size: int, meeting: str) -> Any:
