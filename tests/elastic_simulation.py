@@ -700,7 +700,6 @@ class _Life:
     slot: int
     identity: str
     ranks: Sequence[Worker] = ()
-    is_twin: bool = False
     is_struck: bool = False  # somebody starts it again
 
     @property
@@ -797,15 +796,15 @@ class Simulation:
 
     # -- processes ---------------------------------------------------------------------------------
 
-    def _start_later(self, seconds: float, slot: int, identity: str, *, twin: bool = False) -> None:
+    def _start_later(self, seconds: float, slot: int, identity: str) -> None:
         self._waiting += 1
-        self.loop.world.call_later(seconds, self._start, slot, identity, twin)
+        self.loop.world.call_later(seconds, self._start, slot, identity)
 
-    def _start(self, slot: int, identity: str, is_twin: bool) -> None:
+    def _start(self, slot: int, identity: str) -> None:
         self._waiting -= 1
         self._names += 1
         setup, peers = self.setup, list[VirtualRanks]()
-        life = _Life(slot, identity, is_twin=is_twin)
+        life = _Life(slot, identity)
         life.ranks = [
             Worker(
                 self,
@@ -880,7 +879,7 @@ class Simulation:
                 for rank in ranks:
                     rank.process.freeze(fault.for_s)
             elif fault.kind == "twin":
-                self._start_later(0.0, life.slot, life.identity, twin=True)
+                self._start_later(0.0, life.slot, life.identity)
             elif fault.kind == "leave":
                 life.ranks[0].is_asked_to_leave = True
             elif not life.is_struck:

@@ -43,10 +43,9 @@ class Process:
         self.context = contextvars.copy_context()
         self.context.run(_PROCESS.set, self)
 
-    def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    def start(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run `work` in this process."""
         self.tasks.append(self.loop.create_task(work, context=self.context))
-        return self.tasks[-1]
 
     def freeze(self, seconds: float) -> None:
         """Run nothing for a while; what others do for it meanwhile, as a store, goes on."""
@@ -72,6 +71,7 @@ class _Call:
     """What `asyncio.Handle` does, in a third of the time."""
 
     __slots__ = ("args", "callback", "context", "is_cancelled")
+    _source_traceback = None  # which `call_later` asks for
 
     def __init__(self, callback: Any, args: Any, context: contextvars.Context | None) -> None:
         self.callback, self.args, self.is_cancelled = callback, args, False
@@ -147,15 +147,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._set += 1
             heapq.heappush(self._timers, (when, self._set, call))
         return call
-
-    def call_later(
-        self,
-        delay: float,
-        callback: Callable[..., object],
-        *args: Any,
-        context: contextvars.Context | None = None,
-    ) -> Any:
-        return self.call_at(self._now_s + delay, callback, *args, context=context)
 
     def _run_once(self) -> None:
         random, runnable = self._random.random, self._runnable
