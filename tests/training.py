@@ -133,7 +133,7 @@ def flags(config: TrainConfig, out: Path) -> list[str]:
 
 
 class Team:
-    """Processes of `thinwire join` in one run, by the names of their folders.
+    """Processes of `thinwire join` (or `serve`) in one run, by the names of their folders.
 
     Args:
         folder: of the workers' folders.
@@ -150,10 +150,18 @@ class Team:
         self.environment = os.environ | {"OMP_NUM_THREADS": "1"} | environment
         self.workers: dict[str, Forked] = {}
 
-    def start(self, name: str, *more: str, worker: int | None = None) -> Forked:
-        at = self.address if worker is None else f"{self.address}?workers=2&worker={worker}"
+    def start(
+        self,
+        name: str,
+        *more: str,
+        worker: int | None = None,
+        workers: int = 2,
+        command: str = "join",
+    ) -> Forked:
+        numbers = "" if worker is None else f"?workers={workers}&worker={worker}"
+        at = self.address + numbers
         given = [at, *flags(self.config, self.folder / name), *self.more, *more]
-        self.workers[name] = Forked(("-m", "thinwire", "join", *given), self.environment)
+        self.workers[name] = Forked(("-m", "thinwire", command, *given), self.environment)
         return self.workers[name]
 
     def until(self, reached: Callable[[], bool]) -> None:

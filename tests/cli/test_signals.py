@@ -1,7 +1,6 @@
 """Real processes: SIGTERM, which schedulers and spot machines send, and output that is lost."""
 
 import io
-import json
 import os
 import re
 import shlex
@@ -9,60 +8,38 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from commands import start
-from elastic_team import Program, Team
 from forked import Forked
-from processes import fork_ranks
+from processes import fork_ranks, until
 from thinwire.cli import main
 from thinwire.cli.output import lasting_output
-from training import corpus, tiny
+from training import Team, corpus, flags, summary, tiny
 
 __all__ = ["corpus", "tiny"]
 
-
-def flags(tiny, corpus, out: Path, *, steps: int, method="streaming_diloco:tau=2") -> list[str]:
-    settings = {
-        "out": out, "method": method, "model": tiny().model.size, "corpus": corpus,
-        "global-batch": 4, "sequence-length": 16, "steps": steps, "sync-every": 5,
-        "warmup-steps": 2, "threads": 1, "evaluate-steps": 0, "log-steps": 3, "checkpoint-steps": 0,
-    }  # fmt: skip
-    return [text for name, value in settings.items() for text in (f"--{name}", str(value))]
+# No checkpoint but that of a stop.
+QUIET = ["--evaluate-steps", "0", "--checkpoint-steps", "0"]
 
 
 @pytest.fixture
-def elastic(tiny, corpus, tmp_path) -> Iterator[tuple[Team, Callable[..., Program]]]:
-    """A team, and what starts one of its workers, which train for ever."""
-    programs: list[Program] = []
-    with Team(tmp_path) as team:
-
-        def start(name: str, *more: str) -> Program:
-            given = flags(tiny, corpus, tmp_path / name, steps=30_000, method="diloco")
-            given = [f"{team.url}/r", *given, "--workers", "2", *more]
-            programs.append(Program("command", "join", *given, errors=tmp_path / f"{name}.txt"))
-            return programs[-1]
-
-        try:
-            yield team, start
-        finally:
-            for program in programs:
-                program.end()
+def team(tiny, tmp_path):
+    """Elastic workers, which train for ever."""
+    with Team(tmp_path, tiny(steps=30_000), f"file://{tmp_path}/store/r", *QUIET) as started:
+        yield started
 
 
-def wait_for_lines(file: Path, lines: int, *processes) -> None:
-    end_s = time.monotonic() + 60
-    while not file.exists() or file.read_text().count("\n") < lines:
-        assert time.monotonic() < end_s, f"{file} has no {lines} lines"
-        assert [process.poll() for process in processes] == [None] * len(processes)
-        time.sleep(0.005)
+def has(file: Path, text: str, times: int = 1) -> bool:
+    return file.exists() and file.read_text().count(text) >= times
 
 
-def check_said(error: str, out: Path) -> int:
-    """The step of the one checkpoint there is, which the message names."""
+def check_said(process: Forked, out: Path) -> int:
+    """The step of the one checkpoint there is, which the message of a stopped process names."""
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 143, error
     said = re.search(
         r"cannot finish the run in \S+; because it was asked to stop, and did so after inner step "
         rf"(\d+) with a checkpoint; do: the same command with --resume --out {out}",
@@ -77,34 +54,27 @@ def check_said(error: str, out: Path) -> int:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_asked_to_stop_saves_says_so_and_goes_on_later(tiny, corpus, tmp_path):
-    whole = flags(tiny, corpus, tmp_path / "whole", steps=150)
-    cut = flags(tiny, corpus, tmp_path / "cut", steps=150)
-    process = Forked(["-m", "thinwire", "train", "--workers", "2", *cut], dict(os.environ))
-    wait_for_lines(tmp_path / "cut" / "metrics.jsonl", 4, process)
+def test_a_run_that_is_asked_to_stop_saves_says_so_and_goes_on_later(tiny, tmp_path) -> None:
+    cut, whole = tmp_path / "cut", tmp_path / "whole"
+    config = tiny("streaming_diloco:tau=2", steps=150)
+    train = ["train", *flags(config, cut), *QUIET]
+    process = Forked(["-m", "thinwire", *train], dict(os.environ))
+    until(lambda: has(cut / "metrics.jsonl", "\n", 4))
     process.send_signal(signal.SIGTERM)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 143, error
-    assert check_said(error, tmp_path / "cut") < 150
-    for arguments in ([*cut, "--resume"], whole):
-        assert main(["train", "--workers", "2", *arguments]) == 0
-    ends = [json.loads((tmp_path / n / "summary.json").read_text()) for n in ("cut", "whole")]
-    assert ends[0]["outer_digest"] == ends[1]["outer_digest"]
+    assert check_said(process, cut) < 150
+    assert main([*train, "--resume"]) == 0
+    assert main([*train, "--out", str(whole)]) == 0
+    assert summary(cut)["outer_digest"] == summary(whole)["outer_digest"]
 
 
-def test_ranks_stop_after_the_same_step_though_one_is_asked(tiny, corpus, tmp_path) -> None:
+def test_ranks_stop_after_the_same_step_though_one_is_asked(tiny, tmp_path) -> None:
     out = tmp_path / "run"
     # Far more steps than are taken, so that the end is not reached before the signal is.
-    ranks = fork_ranks(2, "-m", "thinwire", "train", *flags(tiny, corpus, out, steps=30_000))
+    ranks = fork_ranks(2, "-m", "thinwire", "train", *flags(tiny(steps=30_000), out), *QUIET)
     try:
-        wait_for_lines(out / "metrics.jsonl", 2, *ranks)
+        until(lambda: has(out / "metrics.jsonl", "\n", 2))
         ranks[1].send_signal(signal.SIGTERM)
-        steps = set()
-        for rank in ranks:
-            _, error = rank.communicate(timeout=60)
-            assert rank.returncode == 143, error
-            steps.add(check_said(error, out))
-        assert len(steps) == 1
+        assert len({check_said(rank, out) for rank in ranks}) == 1
         assert len(list((out / "checkpoints").glob("*.pt"))) == 2
     finally:
         for rank in ranks:
@@ -112,45 +82,40 @@ def test_ranks_stop_after_the_same_step_though_one_is_asked(tiny, corpus, tmp_pa
 
 
 @pytest.mark.slow
-def test_an_elastic_worker_that_is_asked_to_stop_leaves_the_others(elastic, tmp_path) -> None:
-    team, start = elastic
-    other, leaver = start("a"), start("b")
+def test_an_elastic_worker_that_is_asked_to_stop_leaves_the_others(team, tmp_path) -> None:
+    other, leaver = team.start("a"), team.start("b")
     metrics = [tmp_path / name / "metrics.jsonl" for name in ("a", "b")]
-    team.until(lambda: all(m.exists() and '"workers": 2' in m.read_text() for m in metrics))
-    leaver.send(signal.SIGTERM)
-    assert leaver.wait(30) == 143, leaver.errors.read_text()
-    check_said(leaver.errors.read_text(), tmp_path / "b")
+    team.until(lambda: all(has(file, '"workers": 2') for file in metrics))
+    leaver.send_signal(signal.SIGTERM)
+    check_said(leaver, tmp_path / "b")
     # It said so, and was not found out by its silence.
-    team.until(lambda: '"left"' in (tmp_path / "a" / "events.jsonl").read_text())
-    wait_for_lines(metrics[0], metrics[0].read_text().count("\n") + 5)
-    assert not other.gone
+    until(lambda: has(tmp_path / "a" / "events.jsonl", '"left"'))
+    lines = metrics[0].read_text().count("\n")
+    until(lambda: has(metrics[0], "\n", lines + 5))
+    assert other.poll() is None
 
 
 @pytest.mark.slow
-def test_an_elastic_worker_that_waits_for_others_stops_all_the_same(elastic, tmp_path) -> None:
+def test_an_elastic_worker_that_waits_for_others_stops_all_the_same(team, tmp_path) -> None:
     """Alone below --min-workers it would wait without a limit."""
-    team, start = elastic
-    program = start("a", "--min-workers", "2")
+    worker = team.start("a", "--min-workers", "2")
     team.until(lambda: any(tmp_path.glob("store/r/call/*/*")))
     time.sleep(1.0)
-    program.send(signal.SIGTERM)
-    assert program.wait(15) == 143, program.errors.read_text()
-    assert "asked to stop" in " ".join(program.errors.read_text().split())
+    worker.send_signal(signal.SIGTERM)
+    _, error = worker.communicate(timeout=15)
+    assert worker.returncode == 143, error
+    assert "asked to stop" in " ".join(error.split())
 
 
 @pytest.mark.slow
-def test_an_elastic_worker_whose_partner_has_gone_saves_and_stops(elastic, tmp_path) -> None:
+def test_an_elastic_worker_whose_partner_has_gone_saves_and_stops(team, tmp_path) -> None:
     """It waits for another one between two rounds, with work that no round has."""
-    team, start = elastic
-    stays, goes = (start(name, "--min-workers", "2") for name in ("a", "b"))
-    metrics = tmp_path / "a" / "metrics.jsonl"
-    team.until(lambda: metrics.exists() and '"workers": 2' in metrics.read_text())
+    stays, goes = (team.start(name, "--min-workers", "2") for name in ("a", "b"))
+    team.until(lambda: has(tmp_path / "a" / "metrics.jsonl", '"workers": 2'))
     goes.kill()
-    assert goes.wait(15) != 0
     time.sleep(4.0)
-    stays.send(signal.SIGTERM)
-    assert stays.wait(20) == 143, stays.errors.read_text()
-    check_said(stays.errors.read_text(), tmp_path / "a")
+    stays.send_signal(signal.SIGTERM)
+    check_said(stays, tmp_path / "a")
 
 
 @pytest.mark.parametrize("times", [1, 2])
