@@ -201,40 +201,57 @@ def test_of_two_with_one_identity_the_earlier_one_ends(tiny, tmp_path) -> None:
 
 
 RUN = "join memory:///r"
+ONE = f"{RUN}?workers=2&worker=0"
+ALONE = "one torchrun are one worker, which ends with any of them; do: start one torchrun --nproc"
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "said", "ranks"),
     [
-        ("join memory://", "the name of a run is missing"),
-        ("join 127.0.0.1:1", "it has no scheme; do: pass tcp://HOST:PORT"),
-        (f"{RUN} --worker-size 2", "--worker-size 2 in 1 process"),
-        ("join memory:///r,s", "'r,s'"),
-        (f"{RUN} --patience 0", "patience=0"),
-        (f"{RUN} --token-file nowhere", "nowhere"),
-        (f"{RUN} --method noloco", "every worker has its own outer parameters"),
-        (f"{RUN} --identity a\nb", "call a worker"),
-        ("join tape://here/r", "'tape' is no scheme"),
-        ("join http://127.0.0.1:1/run/r", "'http' is no scheme"),
-        (RUN, "--worker-size 1 in 2 processes"),
-        ("status memory://", "the name of a run is missing"),
-        ("status 127.0.0.1:1", "it has no scheme; do: pass tcp://HOST:PORT"),
-        ("doctor 127.0.0.1:1", "it has no scheme; do: pass tcp://HOST:PORT"),
-        ("status tcp://127.0.0.1:1?workers=2&worker=0", "tcp:// has no store"),
-        ("status tape://here/r", "'tape' is no scheme"),
-        ("status memory:///r,s", "'r,s'"),
-        ("status memory:///r", "nothing of that name"),
+        ("join memory://", "the name of a run is missing", ""),
+        ("join 127.0.0.1:1", "it has no scheme; do: pass tcp://HOST:PORT", ""),
+        (f"{RUN} --worker-size 2", ALONE, ""),
+        ("join memory:///r,s", "'r,s'", ""),
+        (f"{RUN} --patience 0", "patience=0", ""),
+        (f"{RUN} --token-file nowhere", "nowhere", ""),
+        (f"{RUN} --method noloco", "every worker has its own outer parameters", ""),
+        (
+            f"{RUN} --method ddp --sync-every 1",
+            "by GradientAveraging where workers come and go",
+            "",
+        ),
+        (f"{RUN} --identity a\nb", "call a worker", ""),
+        ("join tape://here/r", "'tape' is no scheme", ""),
+        ("join http://127.0.0.1:1/run/r", "'http' is no scheme", ""),
+        (RUN, "--worker-size 1 in 2 processes", "2"),
+        (f"{RUN} --worker-size 3 --global-batch 12", "--worker-size 3 in 2 processes", "2"),
+        (f"{RUN} --asynchronous", f"{RUN} with --asynchronous", ""),
+        # With a fixed number.
+        (f"{RUN}?workers=2&worker=2", "worker 2 is none of 2", ""),
+        (f"{RUN}?worker=0", "it has no workers", ""),
+        (f"{ONE} --identity a", "use --identity at memory:///r?", ""),
+        (f"{ONE} --patience 0.5 --min-workers 2", "use --patience, --min-workers at", ""),
+        (f"{RUN}?workers=3&worker=0", "join with --workers 2 at memory:///r?workers=3", ""),
+        ("join tcp://h:1?workers=2&worker=0 --asynchronous", "have numbers, and a store", ""),
+        (ONE, "--worker-size 1 in 2 processes", "2"),
+        ("status memory://", "the name of a run is missing", ""),
+        ("status 127.0.0.1:1", "it has no scheme; do: pass tcp://HOST:PORT", ""),
+        ("doctor 127.0.0.1:1", "it has no scheme; do: pass tcp://HOST:PORT", ""),
+        ("status tcp://127.0.0.1:1?workers=2&worker=0", "tcp:// has no store", ""),
+        ("status tape://here/r", "'tape' is no scheme", ""),
+        ("status memory:///r,s", "'r,s'", ""),
+        ("status memory:///r", "nothing of that name", ""),
     ],
 )
 def test_what_does_not_fit_is_refused(
-    tiny, tmp_path, capsys, monkeypatch, more: str, said: str
+    tiny, tmp_path, capsys, monkeypatch, more: str, said: str, ranks: str
 ) -> None:
-    if more == RUN:  # as ranks of torchrun
+    if ranks:  # of torchrun
         monkeypatch.setenv("RANK", "0")
-        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("WORLD_SIZE", ranks)
     given = more.split(" ")
-    if given[0] in ("join", "train"):
-        given[1:1] = flags(tiny(), tmp_path / "out")
+    if given[0] == "join":
+        given[2:2] = flags(tiny(), tmp_path / "out")
     assert said in refused(capsys, given)
     assert not (tmp_path / "out").exists()
 

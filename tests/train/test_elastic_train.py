@@ -33,10 +33,10 @@ from thinwire.runs.folder import RunFolder
 from thinwire.train import launch
 from thinwire.train.checkpoints import Checkpoints, locked
 from thinwire.train.data import Data
+from thinwire.train.data.batches import Windows
+from thinwire.train.launch import ElasticConfig
 from thinwire.train.observers import Observer
 from thinwire.train.trainer import resume, train
-from thinwire.train.workers import elastic as train_elastic
-from thinwire.train.workers.elastic import ElasticConfig
 from thinwire.transport import Transport
 from thinwire.transport.base import RunningExchange
 from training import records, run_ranked, script, stop_after
@@ -52,8 +52,9 @@ class FakeElastic(Transport, Membership):
     fails_at_round, fails_with = 0, tw.ExchangeError
     rank, world_size, is_fixed = 0, 1, False
 
-    def __init__(self, store, *, run, token, identity, options) -> None:
+    def __init__(self, store, *, run, token, identity, options, keep, **numbers) -> None:
         assert (store, run, token) == ("memory://", "r", None)
+        assert numbers == {"workers": None, "worker": None, "group": None}
         self.identity, self.options = identity, options
         self.events, self.closed, self.cards, self.left = EventLog(), 0, [], 0
         self.made.append(self)
@@ -114,8 +115,7 @@ def scripted(monkeypatch):
 @pytest.fixture
 def elastic(monkeypatch):
     """Plays an elastic network; returns what was connected."""
-    for module in (train_elastic, launch):
-        monkeypatch.setattr(module, "Elastic", FakeElastic)
+    monkeypatch.setattr(launch, "Elastic", FakeElastic)
     monkeypatch.setattr(FakeElastic, "made", [])
     monkeypatch.setenv("THINWIRE_TOKEN", "a secret of many characters")
     return FakeElastic.made
@@ -159,18 +159,17 @@ def test_an_elastic_worker_leaves_what_a_run_leaves_and_its_events(make, tmp_pat
 def test_it_reads_the_shares_that_it_is_dealt(
     make, tmp_path, elastic, scripted, monkeypatch
 ) -> None:
-    from thinwire.train.data.batches import Shares
+    read, original = [], Windows.samples
 
-    read, original = [], Shares.batch
+    def samples(self, start, count, seed):
+        read.append((start, count))
+        return original(self, start, count, seed)
 
-    def batch(self, share, index):
-        read.append((share, index))
-        return original(self, share, index)
-
-    monkeypatch.setattr(Shares, "batch", batch)
+    monkeypatch.setattr(Windows, "samples", samples)
     scripted(lambda step, _: {"dealt": 7 + 2 * (step // 5)})
     train(make(steps=7), tmp_path / "run", elastic=ELASTIC)
-    assert read == [(7, 0), (7, 1), (7, 2), (7, 3), (7, 4), (9, 0), (9, 1)]
+    # Two rows a step: shares 7 and 9 begin with samples 70 and 90. The first asks for none.
+    assert read[1:] == [(start, 2) for start in (70, 72, 74, 76, 78, 90, 92)]
 
 
 def test_a_lone_elastic_worker_computes_what_one_numbered_worker_does(
@@ -232,18 +231,6 @@ def test_a_wait_that_ends_once_a_stop_was_asked_for_ends_as_a_stop(
     assert Checkpoints(out / "checkpoints", worker=0, ranks=1, keep=9).steps()[-1] == 15
 
 
-@pytest.mark.parametrize("kind", [tw.ExchangeError, tw.MismatchError])
-def test_a_worker_that_cannot_go_on_with_the_others_saves_what_it_trained(
-    make, tmp_path, elastic, monkeypatch, kind
-) -> None:
-    monkeypatch.setattr(FakeElastic, "fails_at_round", 3)
-    monkeypatch.setattr(FakeElastic, "fails_with", staticmethod(kind))
-    out = tmp_path / "run"
-    with pytest.raises(kind, match="then the same command with --resume"):
-        train(make(), out, elastic=ELASTIC)
-    assert Checkpoints(out / "checkpoints", worker=0, ranks=1, keep=9).steps()[-1] == 15
-
-
 def test_ranks_that_lose_each_other_once_a_stop_was_asked_for_write_nothing(
     make, tmp_path, monkeypatch
 ) -> None:
@@ -259,15 +246,6 @@ def test_ranks_that_lose_each_other_once_a_stop_was_asked_for_write_nothing(
     with pytest.raises(tw.errors.RunStopped, match=r"waited for the others: a peer is gone.*now"):
         train(make(), out, stop=contextlib.nullcontext(asked))
     assert not list((out / "checkpoints").glob("*"))
-
-
-def test_a_stop_without_room_for_a_checkpoint_says_so(make, tmp_path, elastic, monkeypatch) -> None:
-    def full_disk(*_) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(torch, "save", full_disk)
-    with pytest.raises(tw.errors.RunStopped, match="no checkpoint, which could not be written"):
-        train(make(), tmp_path / "run", elastic=ELASTIC, stop=contextlib.nullcontext([15]))
 
 
 def test_the_schedule_of_a_worker_that_is_healed_jumps(make, tmp_path, elastic, scripted):
@@ -334,39 +312,6 @@ def test_events_are_shown_as_they_happen_with_and_without_a_terminal(
     assert printed.index("joined") < printed.index("left bob") < printed.index("this worker of 1")
     kinds = [event["kind"] for event in events(out)]
     assert [kind for kind in kinds if kind != "committed"] == ["joined", "left"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--method ddp", "cannot train by GradientAveraging where workers come and go"),
-        (
-            "--worker-size 2",
-            "cannot join with --worker-size 2 in 1 process; because all ranks of one torchrun are "
-            "one worker, which ends with any of them; do: start one torchrun --nproc-per-node 2",
-        ),
-        (
-            "--worker-size 1 --global-batch 12",
-            "--worker-size 1 in 2 processes",
-        ),
-        (
-            "--worker-size 3 --global-batch 12",
-            "--worker-size 3 in 2 processes",
-        ),
-    ],
-)
-def test_what_does_not_go_together_is_refused_by_name(
-    tmp_path, monkeypatch, capsys, arguments, message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    if "in 2 processes" in message:
-        monkeypatch.setenv("RANK", "0")
-        monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main(["join", "memory:///r", *arguments.split()]) == 1
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-    assert not list(tmp_path.iterdir())
 
 
 NOT_ELASTIC = r"(Eager|Gossip).*workers (that )?come and go"
@@ -453,31 +398,6 @@ def test_a_worker_resumes_at_a_round_boundary_as_if_it_had_not_been_stopped(
     assert [t.closed for t in elastic] == [1, 1, 1]
 
 
-def test_a_checkpoint_has_what_was_in_flight_in_its_weights_and_not_in_its_feedback(
-    make, tmp_path, elastic, monkeypatch
-) -> None:
-    described = dataclasses.replace(make("sparseloco").method, overlap=tw.Delay(tau=2))
-    out = tmp_path / "run"
-    stop_after(make(method=described), out, monkeypatch, 14, elastic=ELASTIC)
-
-    def saved(step: int):
-        file = out / "checkpoints" / f"step-{step:08}.worker-0.pt"
-        found = torch.load(file, weights_only=True)
-        worker, outer = found["worker"], found["worker"]["outer"]
-        residuals = [r for f in outer["fragments"] for r in f["exchange"].values()]
-        return worker, outer, torch.cat(residuals)
-
-    worker, outer, residual = saved(5)
-    assert outer["rounds"] == 0
-    start = torch.cat([fragment["outer"]["anchor"] for fragment in outer["fragments"]])
-    live = torch.cat([v.flatten() for v in worker["model"].values()])
-    assert float(residual.abs().max()) == 0  # what flies is in the weights
-    assert float((start.sum() - live.sum()).abs()) > 1e-3
-    _, outer, residual = saved(10)
-    assert outer["rounds"] == 1
-    assert float(residual.abs().max()) > 0  # what the first round left
-
-
 @pytest.mark.parametrize("kind", [tw.ExchangeError, tw.MismatchError])
 def test_a_store_that_is_gone_leaves_a_checkpoint_and_says_how_to_resume(
     make, tmp_path, elastic, monkeypatch, kind
@@ -510,19 +430,23 @@ def test_a_store_that_was_never_there_leaves_no_run_in_the_way(
     assert train(make(), tmp_path / "run", elastic=ELASTIC)["steps"] == 20
 
 
-def test_a_checkpoint_that_cannot_be_written_does_not_end_an_elastic_run(
-    make, tmp_path, elastic, monkeypatch
-) -> None:
-    def full(state, path) -> None:
+def test_a_full_disk_does_not_end_an_elastic_run(make, tmp_path, elastic, monkeypatch) -> None:
+    def full(*_) -> None:
         raise OSError(28, "No space left on device")
 
+    def no_record(self, record, name="metrics.jsonl") -> None:
+        raise tw.CheckpointError("write", because="No space left", do="free some")
+
     monkeypatch.setattr(torch, "save", full)
-    out = tmp_path / "run"
-    summary = train(make(), out, elastic=ELASTIC)
+    with pytest.raises(tw.errors.RunStopped, match="no checkpoint, which could not be written"):
+        train(make(), tmp_path / "stopped", elastic=ELASTIC, stop=contextlib.nullcontext([15]))
+    monkeypatch.setattr(RunFolder, "append", no_record)
+    summary = train(make(), tmp_path / "run", elastic=ELASTIC)
     assert summary["steps"] == 20
-    assert summary["events"]["counts"]["unsaved"] == 3
-    unsaved = [event for event in events(out) if event["kind"] == "unsaved"]
-    assert all("No space left" in event["why"] for event in unsaved)
+    unsaved = [event for event in elastic[-1].events.events if event.kind == "unsaved"]
+    # Three checkpoints and seven records.
+    assert len(unsaved) == summary["events"]["counts"]["unsaved"] == 3 + 7
+    assert all("No space left" in event.why for event in unsaved)
 
 
 def test_an_elastic_run_takes_the_checkpoint_of_a_fixed_one_and_not_the_reverse(
@@ -730,64 +654,6 @@ def test_a_full_disk_leaves_the_last_checkpoint(make, tmp_path, monkeypatch) -> 
     assert not list(out.rglob("*.partial"))
     assert Checkpoints(out / "checkpoints", worker=0, ranks=2, keep=2).steps() == [4]
     assert resume(make(), out)["outer_digest"] == train(make(), tmp_path / "b")["outer_digest"]
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 512 kB, which only root can have."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("needs root to mount a file system")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def fill(file: Path) -> list:
-    """Take the room that is left; an observer factory that returns nobody."""
-    with file.open("wb", buffering=0) as opened, contextlib.suppress(OSError):
-        for _ in range(1000):
-            opened.write(bytes(4096))
-    assert file.stat().st_size < 512 << 10
-    return []
-
-
-def test_a_full_file_system_leaves_the_last_checkpoint(make, small_disk, monkeypatch) -> None:
-    out = small_disk / "run"
-    stop_after(make(), out, monkeypatch, 5)
-    filler = small_disk / "filler"
-    with pytest.raises(tw.CheckpointError, match=r"cannot write.*free space"):
-        resume(make(), out, lambda config, step: fill(filler))
-    filler.unlink()
-    assert Checkpoints(out / "checkpoints", worker=0, ranks=2, keep=2).steps() == [4]
-    stop_after(make(), out, monkeypatch, 7)
-
-
-def test_a_read_only_file_system_is_refused_and_left_as_it_is(
-    make, small_disk, monkeypatch
-) -> None:
-    out = small_disk / "run"
-    stop_after(make(), out, monkeypatch, 5)
-    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    with pytest.raises(tw.ConfigurationError, match="Read-only file system"):
-        resume(make(), out)
-    subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
-    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
-    stop_after(make(), out, monkeypatch, 7)
-
-
-def test_a_full_disk_does_not_end_an_elastic_run(make, small_disk, elastic, monkeypatch) -> None:
-    out = small_disk / "run"
-    stop_after(make(), out, monkeypatch, 7, elastic=ELASTIC)
-    filler = small_disk / "filler"
-    observe = lambda config, step: fill(filler)  # noqa: E731
-    stop_after(make(), out, monkeypatch, 17, observe, elastic=ELASTIC)
-    assert elastic[-1].events.summary()["counts"]["unsaved"] >= 2
-    filler.unlink()
-    assert Checkpoints(out / "checkpoints", worker=0, ranks=1, keep=2).steps() == [5]
-    stop_after(make(), out, monkeypatch, 9, elastic=ELASTIC)
 
 
 @pytest.mark.parametrize("left", ["partial data", "data without seal", "partial seal"])

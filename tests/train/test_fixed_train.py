@@ -1,6 +1,5 @@
 """`thinwire join` with numbers: a fixed number of workers, each with a run folder of its own."""
 
-import os
 import signal
 import socket
 import subprocess
@@ -11,14 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from processes import rank_environment
 from s3_server import in_aws, s3_server
-from thinwire.address import Address
 from thinwire.cli import main
-from thinwire.elastic.transport import FixedElastic
 from thinwire.train import trainer
 from thinwire.train.trainer import train
-from thinwire.train.workers.elastic import ElasticConfig
 from training import Team, flags, records, summary
 
 pytest.importorskip("obstore")
@@ -66,20 +61,6 @@ def test_a_killed_worker_resumes_alone_and_all_end_as_if_left_alone(tiny, tmp_pa
         assert not (tmp_path / "worker1" / "summary.json").exists()
         workers.start("worker1", "--resume", worker=1)
         assert digests(workers) == {train(config, tmp_path / "one")["outer_digest"]}
-
-
-def test_messages_since_the_oldest_checkpoint_stay_and_the_timeout_is_the_runs(
-    tiny, tmp_path
-) -> None:
-    config = tiny("diloco", steps=60)
-    worker = ElasticConfig(at=Address(f"file://{tmp_path}/shared", "r", workers=2, worker=1))
-    transport = worker.connect(config, tmp_path)
-    periods, every = config.periods, config.method.sync_every
-    rounds = -(-periods.checkpoint_steps // every) * periods.keep_checkpoints
-    assert isinstance(transport, FixedElastic)
-    assert transport._fixed._keep == 2 + rounds
-    assert transport._fixed._timeouts.exchange(0) == config.machine.timeout_s
-    assert transport.member(1) == "worker 1"
 
 
 @pytest.mark.slow
@@ -139,35 +120,6 @@ def test_workers_of_a_run_are_one_group_and_have_their_names_in_it(
     assert [run["name"] for run in runs] == names
     assert {(run["project"], run["group"]) for run in runs} == {("mine", group)}
     assert runs[0]["config"]["steps"] == 5
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        ("memory://?workers=2&worker=0", "the name of a run is missing"),
-        ("memory:///r?workers=2&worker=2", "worker 2 is none of 2"),
-        ("memory:///r?worker=0", "it has no workers"),
-        ("memory:///r?workers=2&worker=0 --identity a", "cannot use --identity at memory:///r?"),
-        (
-            "memory:///r?workers=2&worker=0 --patience 0.5 --min-workers 2",
-            "cannot use --patience, --min-workers at memory:///r?workers=2&worker=0",
-        ),
-        ("memory:///r?workers=3&worker=0", "join with --workers 2 at memory:///r?workers=3"),
-        ("memory:///r --asynchronous", "join memory:///r with --asynchronous"),
-        ("tcp://h:1?workers=2&worker=0 --asynchronous", "have numbers, and a store"),
-        ("memory:///r?workers=2&worker=0", "--worker-size 1 in 2 processes"),
-    ],
-)
-def test_flags_that_do_not_fit_are_refused(
-    tiny, tmp_path, capsys, monkeypatch, more: str, said: str
-) -> None:
-    if "2 processes" in said:
-        for name, value in rank_environment(0, 2, 1).items():
-            if name not in os.environ:
-                monkeypatch.setenv(name, value)
-    assert main(["join", *more.split(), *flags(tiny(), tmp_path / "out")]) == 1
-    assert said in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

@@ -48,6 +48,7 @@ class ServeCommand(TrainFlags):
     def main(self, console: Console) -> None:
         """Run the command."""
         from thinwire.asynchronous import AsyncOptions
+        from thinwire.asynchronous.objects import AsyncStoreServer
         from thinwire.train import asynchronous
 
         address = read_address(self.at)
@@ -58,14 +59,17 @@ class ServeCommand(TrainFlags):
         summary = asynchronous.serve(
             config,
             out,
-            address.place,
-            run=address.run,
-            token=optional_token(self.token_file),
-            options=AsyncOptions(
+            AsyncOptions(
                 dynamic_steps=not self.equal_steps,
                 grace_s=self.grace_s,
                 lost_after_s=self.lost_after_s,
             ),
-            log=partial(say, console),
+            partial(
+                AsyncStoreServer,
+                store=address.place,
+                run=address.run,
+                token=optional_token(self.token_file),
+                log=partial(say, console),
+            ),
         )
         say(console, closing_line(summary, out))

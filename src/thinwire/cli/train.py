@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from thinwire.train.config import TrainConfig
+    from thinwire.train.launch import ElasticConfig
     from thinwire.train.observers import Observer
-    from thinwire.train.workers.elastic import ElasticConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,13 +177,14 @@ class JoinCommand(Train):
             because="a fixed number of workers have numbers, and all wait for all",
             do="leave it out, or the numbers of the address",
         )
-        from thinwire.train.workers.elastic import ElasticConfig
+        from thinwire.train.launch import ElasticConfig
 
         connection = ElasticConfig(at=address, token_file=self.token_file, **own)
         connection.check_launch(self.worker_size or 1)
         self.train(console, self.train_config(is_member=True), connection)
 
     def _work(self, address: Address, console: Console) -> None:
+        from thinwire.asynchronous.objects import AsyncStoreWorker
         from thinwire.train import asynchronous
 
         number = address.worker
@@ -193,14 +194,13 @@ class JoinCommand(Train):
                 because="the workers of thinwire serve have numbers, and a store",
                 do="pass s3://BUCKET/RUN?workers=K&worker=0, or the like",
             )
+        token = optional_token(self.token_file)
         asynchronous.work(
             self.arrivals_config(),
             number,
-            address.place,
-            run=address.run,
-            token=optional_token(self.token_file),
-            out=self.out,
-            log=partial(say, console),
+            self.out,
+            partial(AsyncStoreWorker, store=address.place, run=address.run, token=token),
+            partial(say, console),
         )
         say(console, f"worker {number}: the run is finished")
 

@@ -146,8 +146,19 @@ class TransformersCallback(TrainerCallback):
             do="leave it out, or shard with fully_shard() in your own loop",
         )
         check_apart(self.outer, args.world_size)
-        if self.outer.is_elastic:
-            _check_elastic(args)
+        check(
+            not self.outer.is_elastic or args.ignore_data_skip,
+            "resume a worker of an elastic run",
+            because="Trainer would skip as many rows as it had read, and its share is new",
+            do="pass TrainingArguments(ignore_data_skip=True), and a ShareDataset as the data",
+        )
+        check(
+            not (self.outer.is_elastic and args.load_best_model_at_end),
+            "load the best model at the end of an elastic run",
+            because="a late worker does not have the earlier best model, so workers would end with "
+            "different models",
+            do="leave it out, and choose a checkpoint yourself",
+        )
         check(
             not args.load_best_model_at_end or self._evaluates_what_it_saves(args),
             "load the best model at the end",
@@ -164,22 +175,6 @@ class TransformersCallback(TrainerCallback):
         )
         by_steps = args.eval_strategy == "steps" and args.eval_steps is not None
         return is_plain and by_steps and int(args.eval_steps or 1) % method.sync_every == 0
-
-
-def _check_elastic(args: TrainingArguments) -> None:
-    check(
-        args.ignore_data_skip,
-        "resume a worker of an elastic run",
-        because="Trainer would skip as many rows as it had read, and this worker's share is new",
-        do="pass TrainingArguments(ignore_data_skip=True), and a ShareDataset as the data",
-    )
-    check(
-        not args.load_best_model_at_end,
-        "load the best model at the end of an elastic run",
-        because="a late worker does not have the earlier best model, so workers would end with "
-        "different models",
-        do="leave it out, and choose a checkpoint yourself",
-    )
 
 
 class _Log(TrainerCallback):

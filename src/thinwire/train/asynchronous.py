@@ -7,33 +7,32 @@ or faster than the mean is off it by less than H steps.
 """
 
 import itertools
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 
-from thinwire.asynchronous import Assignment, AsyncOptions, AsyncServer, Simulation
+from thinwire.asynchronous import Assignment, AsyncOptions, AsyncServer, AsyncWorker, Simulation
 from thinwire.asynchronous.objects import AsyncStoreServer, AsyncStoreWorker
-from thinwire.errors import ConfigurationError, NonFiniteError, RunStopped, check
+from thinwire.errors import ConfigurationError, check
 from thinwire.handshake import check_same_run
 from thinwire.method import Method
 from thinwire.outer import SGD, ByWorkerCount, DelayedNesterov
 from thinwire.runs.folder import RunFolder
-from thinwire.security.token import Token
 from thinwire.train import launch
-from thinwire.train.checkpoints import Checkpoints, locked
+from thinwire.train.checkpoints import Checkpoints, locked, stopped
 from thinwire.train.config import TrainConfig
 from thinwire.train.data import LoadedData
 from thinwire.train.models import save_pretrained
 from thinwire.train.observers import FolderWriter, Observer, versions
 from thinwire.train.workers.ranks import Ranks
-from thinwire.train.workers.worker import Worker, WorkerIdentity, token_losses
+from thinwire.train.workers.worker import Worker, WorkerIdentity, checked_loss, token_losses
 
 
 def without_rounds(method: Method, workers: int) -> Method:
@@ -75,8 +74,8 @@ def async_worker(config: TrainConfig, data: LoadedData, number: int) -> Worker:
     )
     torch.set_num_threads(max(1, config.machine.threads))
     identity = WorkerIdentity(number=number, block=number)
-    facts = launch.common_fields(config, data)
-    return Worker(config, data, None, identity, Ranks(), facts=facts)
+    connect = partial(AsyncWorker, rank=number, facts=launch.common_fields(config, data))
+    return Worker(config, data, connect, identity, Ranks())
 
 
 class AsyncRun:
@@ -110,14 +109,24 @@ class AsyncRun:
         """Inner steps in theta, divided by K: a run in rounds has read as much after so many."""
         return min(self._config.steps, self.server.stats.steps_done // self._config.workers)
 
-    def open(self) -> None:
-        """Create the files of the run, or continue those of a process that was killed."""
+    def open(self, parts: Sequence[Any]) -> Callable[[], None]:
+        """Create the files of the run, or continue those of a process that was killed.
+
+        Args:
+            parts: what a checkpoint has.
+
+        Returns:
+            writes a checkpoint.
+        """
+        keep = self._config.periods.keep_checkpoints
+        save = _resume(self._folder.path, parts, self.server.describe(), keep)
         self._folder.open(self._config.describe())
         self._folder.note_data(self.data.fingerprint)
         self._folder.cut_metrics(self.step)
         lines = (self._folder.path / "metrics.jsonl").read_bytes().splitlines()
         self._last |= msgspec.json.decode(lines[-1]) if lines else {}
         self._began_s = time.perf_counter() - self._last["wall_s"]
+        return save
 
     def record(self, losses: list[float], **fields: float) -> None:
         """Write a record of `losses`, which are then removed, if one is due; called after arrivals.
@@ -164,14 +173,7 @@ class AsyncRun:
         parts = (token_losses(model, w.to(self._config.machine.device)) for w in windows.split(64))
         loss = sum(losses.double().sum().item() for losses in parts) / windows[:, 1:].numel()
         model.train()
-        check(
-            math.isfinite(loss),
-            f"continue after {self.server.version} arrivals",
-            because=f"the validation loss of theta is {loss}",
-            do="start again with a lower learning rate",
-            kind=NonFiniteError,
-        )
-        return loss
+        return checked_loss(loss, self.step)
 
     def finish(self) -> dict[str, Any]:
         """Write summary and model; returns the summary."""
@@ -202,7 +204,7 @@ def is_due(before: int, now: int, every: int) -> bool:
 
 
 def _resume(
-    out: Path, parts: Sequence[Any], described: Mapping[str, str], *, keep: int = 2
+    out: Path, parts: Sequence[Any], described: Mapping[str, str], keep: int
 ) -> Callable[[], None]:
     """Load the newest checkpoint in `out` of what has a state; returns what writes the next one.
 
@@ -263,9 +265,7 @@ def train_here(
         speeds or (1.0,) * config.workers,
         lambda rank, assignment: losses.append(trainees[rank].train(assignment)),
     )
-    parts: Sequence[Any] = (run.server, simulation, *trainees)
-    save = _resume(folder.path, parts, run.server.describe(), keep=periods.keep_checkpoints)
-    run.open()
+    save = run.open((run.server, simulation, *trainees))
     run.observers += make_observers(config, run.step) if make_observers else []
     try:
         with stop as asked_to_stop:
@@ -275,13 +275,8 @@ def train_here(
                 if asked_to_stop or is_due(before, run.step, periods.checkpoint_steps):
                     save()
                 before = run.step
-                check(
-                    not asked_to_stop,
-                    f"finish the run in {folder.path}",
-                    because=f"it was asked to stop, and did so after inner step {before}",
-                    do=f"the same command with --resume --out {folder.path}",
-                    kind=RunStopped,
-                )
+                if asked_to_stop:
+                    raise stopped(folder.path, before, is_saved=True)
     finally:
         for observer in run.observers:
             observer.close()
@@ -294,12 +289,8 @@ def train_here(
 def serve(
     config: TrainConfig,
     out: Path,
-    store: str,
-    *,
-    run: str,
-    token: Token | None,
     options: AsyncOptions,
-    log: Callable[[str], None],
+    connect: Callable[[AsyncServer], AsyncStoreServer],
 ) -> dict[str, Any]:
     """Serve a run in an object store until its workers have taken all steps; returns the summary.
 
@@ -308,11 +299,8 @@ def serve(
     Args:
         config: of the run.
         out: folder for the files of a run, as of `trainer.train`.
-        store: URL of the store.
-        run: name of the run there.
-        token: of the run, or None.
         options: how workers are treated; `lost_after_s` must be finite.
-        log: called with a line for each event.
+        connect: connects the server to the store.
 
     Raises:
         ThinwireError: what stopped the server.
@@ -323,10 +311,9 @@ def serve(
         if (finished := folder.summary()) is not None:
             return finished
     its = AsyncRun(config, folder, options)
-    serving = AsyncStoreServer(its.server, store, run=run, token=token, log=log)
+    serving = connect(its.server)
     with locked(out):
-        write = _resume(out, [serving], its.server.describe())
-        its.open()
+        write = its.open([serving])
 
         def save() -> None:
             workers = serving.status.workers.values()
@@ -342,12 +329,8 @@ def serve(
 def work(
     config: TrainConfig,
     number: int,
-    store: str,
-    *,
-    run: str,
-    token: Token | None,
     out: Path | None,
-    patience_s: float = 300.0,
+    connect: Callable[[AsyncWorker], AsyncStoreWorker],
     log: Callable[[str], None],
 ) -> None:
     """Train as worker `number` until the run is finished.
@@ -355,19 +338,16 @@ def work(
     Args:
         config: as the server has it.
         number: from 0.
-        store: URL of the store.
-        run: name of the run there.
-        token: of the run, or None.
         out: folder of the worker's checkpoints, one for each exchange, from which it resumes bit
             for bit. Without it, a restarted worker has a new inner optimizer.
-        patience_s: seconds without a sign of life of the server after which the error is raised.
+        connect: connects the worker to the store.
         log: called with a line for each assignment.
 
     Raises:
         ThinwireError: what stopped the worker.
     """
     trainee = async_worker(config, config.data.load(), number)
-    client = AsyncStoreWorker(trainee.outer, store, run=run, token=token, patience_s=patience_s)
+    client = connect(trainee.outer)
 
     def train(assignment: Assignment) -> float:
         loss = trainee.train(assignment)
@@ -378,5 +358,6 @@ def work(
         client.run(train)
         return
     with locked(out):
-        save = _resume(out, [trainee, client], trainee.outer.describe() | {"worker": str(number)})
-        client.run(train, save)
+        described = trainee.outer.describe() | {"worker": str(number)}
+        keep = config.periods.keep_checkpoints
+        client.run(train, _resume(out, [trainee, client], described, keep))

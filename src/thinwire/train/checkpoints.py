@@ -5,24 +5,17 @@ import hashlib
 import json
 import logging
 import re
-import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import msgspec
 import torch
 from filelock import FileLock, Timeout
 
-from thinwire.errors import CheckpointError, ConfigurationError, MismatchError
+from thinwire.errors import CheckpointError, ConfigurationError, RunStopped
 from thinwire.files import replace_file, replace_text
-from thinwire.handshake import check_same
-from thinwire.runs.folder import WITH_WORKERS, RunFolder, without
-from thinwire.runs.schema import identities, identity_fields
-from thinwire.train.config import TrainConfig
-from thinwire.train.workers.group import WorkerGroup
-from thinwire.train.workers.worker import Worker, worker_state
 
 _LOG = logging.getLogger(__name__)
 _NAME: Final = re.compile(r"step-(\d{8,})\.worker-(\d+)\.(json|pt)", re.ASCII)
@@ -61,6 +54,16 @@ def locked(folder: Path) -> Generator[None]:
             (folder / "lock").unlink()
             folder.rmdir()  # only a start that failed left it empty
         lock.release()
+
+
+def stopped(out: Path, step: int, *, is_saved: bool) -> RunStopped:
+    """The error for the run in `out` that ends after `step`, because it was asked to stop."""
+    checkpoint = "a checkpoint" if is_saved else "no checkpoint, which could not be written"
+    return RunStopped(
+        f"finish the run in {out}",
+        because=f"it was asked to stop, and did so after inner step {step} with {checkpoint}",
+        do=f"the same command with --resume --out {out}",
+    )
 
 
 class _Seal(msgspec.Struct):
@@ -141,14 +144,10 @@ class Checkpoints:
     def prune(self) -> None:
         """Remove all but the newest `keep`; call it after every worker has written its own."""
         mine = sorted(step for step, worker in self._found("json") if worker == self._worker)
-        old = {step: [self._worker] for step in mine[: -self._keep]}
-        newest = max(old, default=0)
         for step, worker in list(self._found("pt")):
-            # Files of ranks from when the run had more workers.
-            if self._worker == 0 and step <= newest and worker >= self._ranks:
-                old.setdefault(step, []).append(worker)
-        for step, workers in old.items():
-            for worker in workers:
+            # Worker 0 removes those of ranks from when the run had more workers.
+            is_mine = worker == self._worker or (self._worker == 0 and worker >= self._ranks)
+            if is_mine and step < mine[-self._keep :][0]:
                 data, seal = self._files(step, worker)
                 seal.unlink(missing_ok=True)
                 data.unlink(missing_ok=True)
@@ -197,167 +196,3 @@ class Checkpoints:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-class RunTimer:
-    """Seconds of a run, including those before it was interrupted.
-
-    `training_s` are in inner and outer steps, `inner_s` in inner steps; of all workers in turn, if
-    they share a process.
-    """
-
-    def __init__(self) -> None:
-        self.training_s = self.inner_s = 0.0
-        self._began_s = time.perf_counter()
-
-    @property
-    def wall_s(self) -> float:
-        """Seconds since the run began, without interruptions."""
-        return time.perf_counter() - self._began_s
-
-    @contextmanager
-    def measuring(self, name: Literal["training_s", "inner_s"]) -> Generator[None]:
-        """Add the seconds of a block to `name`."""
-        started_s = time.perf_counter()
-        yield
-        setattr(self, name, getattr(self, name) + time.perf_counter() - started_s)
-
-    def state_dict(self) -> dict[str, float]:
-        """The seconds so far."""
-        return {name: getattr(self, name) for name in ("wall_s", "training_s", "inner_s")}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from `state`; checkpoints of older versions lack some of these times."""
-        self._began_s = time.perf_counter() - state.get("wall_s", 0.0)
-        self.training_s, self.inner_s = state.get("training_s", 0.0), state.get("inner_s", 0.0)
-
-
-class CheckpointManager:
-    """Writes and loads the checkpoints of the workers of this process.
-
-    Args:
-        config: of the run.
-        folder: of the run.
-        group: the workers.
-        corpus: fingerprint of the data.
-        timer: of the run.
-    """
-
-    def __init__(
-        self,
-        config: TrainConfig,
-        folder: RunFolder,
-        group: WorkerGroup,
-        corpus: str,
-        timer: RunTimer,
-    ) -> None:
-        self._config, self._folder, self._group, self._corpus = config, folder, group, corpus
-        self._timer = timer
-        self._saved_step = 0
-        self._files = [
-            Checkpoints(
-                folder.checkpoints,
-                worker=worker.rank,
-                ranks=group.checkpoint_ranks,
-                keep=config.periods.keep_checkpoints,
-            )
-            for worker in group.workers
-        ]
-
-    # -- writing -----------------------------------------------------------------------------------
-
-    def save_if_due(self) -> None:
-        """Write a checkpoint if a period has passed and the workers are between two rounds.
-
-        Raises:
-            CheckpointError: it cannot be written; older ones stay. An elastic run only notes it.
-        """
-        every, step = self._config.periods.checkpoint_steps, self._group.step
-        if every and step // every > self._saved_step // every and self._group.can_checkpoint:
-            self.save()
-
-    def save(self) -> bool:
-        """Write a checkpoint now.
-
-        Returns:
-            False if it could not be written, in an elastic run.
-
-        Raises:
-            CheckpointError: as above. NonFiniteError: a weight is not finite.
-        """
-        for worker in self._group.workers:
-            worker.check_finite()
-        step = self._saved_step = self._group.step
-        # No rank writes before all ranks have found their weights finite.
-        self._group.barrier()
-        run = {
-            "config": identity_fields(self._config.describe()),
-            "step": step,
-            "corpus": self._corpus,
-            **self._timer.state_dict(),
-        }
-        try:
-            for worker, files in zip(self._group.workers, self._files, strict=True):
-                files.save(step, {"run": run, "worker": worker.state_dict()})
-            # No rank removes an old checkpoint before all ranks have written the new one.
-            self._group.barrier()
-            for files in self._files:
-                files.prune()
-        except CheckpointError as error:
-            self._group.file_failed(error)
-            return False
-        return True
-
-    # -- resuming ----------------------------------------------------------------------------------
-
-    def restore(self) -> None:
-        """Load the newest step of which every worker has a checkpoint; without one, step 0."""
-        step = self._newest_common_step()
-        if step:
-            for worker, files in zip(self._group.workers, self._files, strict=True):
-                state, ranks = files.load(step)
-                try:
-                    self._load(worker, state, ranks)
-                except (AttributeError, IndexError, KeyError, TypeError) as error:
-                    why = f"it lacks a part, or one is of another kind: {error}"
-                    raise files.damaged(step, why) from error
-        self._group.follow()
-        self._saved_step = self._group.step
-        if self._group.leads and self._folder.has_run():
-            self._folder.cut_metrics(self._group.step)
-
-    def _load(self, worker: Worker, state: dict[str, Any], ranks: int) -> None:
-        run: Mapping[str, Any] = state["run"]
-        changed = ranks != self._group.checkpoint_ranks
-        may_differ = WITH_WORKERS if changed else ()
-        theirs, mine = identities(run["config"], self._config.describe())
-        check_same(
-            without(theirs, may_differ),
-            without(mine, may_differ),
-            cannot=f"resume {self._folder.path} from its checkpoint",
-            whose="the checkpoint",
-            do="put back the checkpoints of this run",
-        )
-        if run["corpus"] != self._corpus:
-            raise MismatchError(
-                f"resume {self._folder.path}: the corpus differs",
-                because=f"its fingerprint was {run['corpus'][:12]} and is {self._corpus[:12]}",
-                do="restore the text of the run, or start another run with another --out",
-            )
-        worker.load_state_dict(worker_state(state), sources=ranks if changed else None)
-        if changed and worker.rank == 0:
-            before, now = ranks // self._config.machine.worker_size, self._config.workers
-            _LOG.warning(
-                "%s was left with K=%d and goes on with K=%d", self._folder.path, before, now
-            )
-        self._timer.load_state_dict(run)
-
-    def _newest_common_step(self) -> int:
-        common = set.intersection(*(set(files.steps()) for files in self._files))
-        limit = max(common, default=0)
-        while True:
-            mine = max((step for step in common if step <= limit), default=0)
-            newest = self._group.all_gather([float(mine)] * len(self._files))
-            if len(set(newest)) == 1:
-                return mine
-            limit = int(min(newest))

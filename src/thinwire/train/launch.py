@@ -1,10 +1,12 @@
 """From a configuration to connected workers: devices, threads, process groups."""
 
 import datetime
+import hashlib
 import importlib
 import os
+import socket
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,19 +14,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from thinwire.address import Address, connect
 from thinwire.aggregate import DropOutliers
+from thinwire.elastic.timeouts import ElasticOptions
 from thinwire.elastic.transport import Elastic
-from thinwire.errors import ConfigurationError, CorpusError, ExchangeError, check
+from thinwire.errors import ConfigurationError, ExchangeError, check
 from thinwire.handshake import (
     check_descriptions,
     encode_description,
     flatten_description,
 )
+from thinwire.outer_loop import OuterLoop
 from thinwire.runs.folder import RunFolder
 from thinwire.runs.schema import identity_fields
+from thinwire.security.token import find_token
 from thinwire.train.config import TrainConfig
 from thinwire.train.data import LoadedData
-from thinwire.train.workers.elastic import ElasticConfig
 from thinwire.train.workers.group import WorkerGroup, cores, simulated
 from thinwire.train.workers.ranks import (
     FsdpRanks,
@@ -37,12 +42,99 @@ from thinwire.train.workers.worker import Worker, WorkerIdentity
 from thinwire.transport import Distributed, RoundTag, Transport, in_process
 from thinwire.transport.sealed import sealed_by_default
 
+_OF_A_MACHINE = ("machine.", "periods.", "accumulate")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ElasticConfig:
+    """Address and settings with which this process joins a run.
+
+    Args:
+        at: address of the run, with this worker's number where the number of workers is fixed.
+        identity: name of this worker in the run; default the names of the run folder and the host,
+            so that a restart in the same folder is the same worker.
+        token_file: has the run's token; default the environment variable THINWIRE_TOKEN.
+        patience: part of a round that the others wait for a slow worker.
+        min_workers: a round waits for this many workers.
+    """
+
+    at: Address
+    identity: str | None = None
+    token_file: Path | None = None
+    patience: float = 0.5
+    min_workers: int = 1
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the number of workers is fixed."""
+        return self.at.worker is not None
+
+    @property
+    def run_name(self) -> str:
+        """Name under which its workers are shown as one group."""
+        return str(replace(self.at, worker=None, workers=None))
+
+    def identity_in(self, out: Path) -> str:
+        """Name in the run of the worker whose folder is `out`."""
+        if self.is_fixed:
+            return f"{self.at.run} worker {self.at.worker}".strip()
+        return self.identity or f"{out.resolve().name}@{socket.gethostname()}"
+
+    def check_launch(self, worker_size: int) -> None:
+        """Raise `ConfigurationError` if the processes here are not one worker of so many ranks."""
+        ranks = int(os.environ["WORLD_SIZE"]) if under_torchrun() else 1
+        check(
+            ranks == worker_size,
+            f"join with --worker-size {worker_size} in {ranks} process{'es' if ranks > 1 else ''}",
+            because="all ranks of one torchrun are one worker, which ends with any of them",
+            do=f"start one torchrun --nproc-per-node {worker_size} each, or 1 without torchrun",
+        )
+
+    def connect(self, config: TrainConfig, out: Path, group: Any = None) -> Transport:
+        """The connection to the other workers, sealed if there is a token.
+
+        Args:
+            config: of the run.
+            out: the run's folder.
+            group: of the ranks of this worker; None is a worker of one.
+        """
+        token = None if self.token_file is None else find_token(self.token_file)
+        timeout_s = config.machine.timeout_s
+        if not self.at.run:
+            return connect(str(self.at), token=token, timeout_s=timeout_s)
+        # Messages of the others since this worker's oldest checkpoint stay.
+        periods, every = config.periods, config.method.sync_every
+        rounds = -(-periods.checkpoint_steps // every) * periods.keep_checkpoints
+        return Elastic(
+            self.at.place,
+            run=self.at.run,
+            workers=self.at.workers,
+            worker=self.at.worker,
+            token=token,
+            identity=None if self.is_fixed else self.identity_in(out),
+            group=group,
+            options=ElasticOptions(
+                patience=self.patience,
+                min_workers=self.min_workers,
+                timeout_s=timeout_s if self.is_fixed else None,
+            ),
+            keep=2 + rounds,
+        )
+
+    def place(self, transport: Transport) -> WorkerIdentity:
+        """Which worker of the run is connected by `transport`.
+
+        In an elastic run its random numbers follow from its name: a restart is the same worker.
+        """
+        if (k := self.at.worker) is not None:
+            return WorkerIdentity(block=k, first_stream=k)
+        assert isinstance(transport, Elastic)
+        mixed = hashlib.sha256(transport.identity.encode()).digest()
+        return WorkerIdentity(first_stream=int.from_bytes(mixed[:6], "little"))
+
 
 def resolve(
-    config: TrainConfig,
-    elastic: ElasticConfig | None = None,
-    *,
-    begun: RunFolder | None = None,
+    config: TrainConfig, elastic: ElasticConfig | None = None, *, begun: RunFolder | None = None
 ) -> TrainConfig:
     """`config` with device, threads and number of workers of this machine and launch.
 
@@ -57,9 +149,12 @@ def resolve(
         ConfigurationError: a missing device, or ranks that do not make whole workers.
     """
     machine = config.machine
+    is_elastic = elastic is not None and not elastic.is_fixed
+    if is_elastic:
+        config.method.check_elastic()
     # The ranks of a torchrun are one worker there, so `config` has the number of workers.
     if elastic is not None:
-        elastic.check(config)
+        elastic.check_launch(machine.worker_size)
         workers, here = config.workers, machine.worker_size
     else:
         workers = count_workers(config.workers, machine.worker_size)
@@ -68,11 +163,10 @@ def resolve(
     threads = machine.threads or max(1, len(cores()) // on_this_host)
     machine = replace(machine, threads=threads, device=_device(machine.device))
     config = replace(config, workers=workers, machine=machine)
-    comes_and_goes = elastic is not None and not elastic.is_fixed
-    is_elastic = comes_and_goes or (begun is not None and begun.is_elastic())
-    # Elastic runs of earlier versions have none.
-    began_so = begun is None or _drops_outliers(begun.config())
-    if not (is_elastic and began_so) or _drops_outliers(config.describe()):
+    if begun is not None:
+        # Elastic runs of earlier versions have no limit on outliers.
+        is_elastic = (is_elastic or begun.is_elastic()) and _drops_outliers(begun.config())
+    if not is_elastic or _drops_outliers(config.describe()):
         return config
     aggregate = DropOutliers(aggregate=config.method.aggregate)
     return replace(config, method=replace(config.method, aggregate=aggregate))
@@ -126,28 +220,22 @@ def assemble(
     device = torch.device(config.machine.device)
     if member is not None:
         return _assemble_member(config, data, member, out or Path())
-    all_ranks = config.workers * config.machine.worker_size
-    check(
-        len(data.validation) >= all_ranks,
-        f"evaluate with {config.workers} workers",
-        because=f"there are {len(data.validation)} validation sequences for {all_ranks} ranks",
-        do="pass a longer corpus, a shorter --sequence-length or fewer --workers",
-        kind=CorpusError,
-    )
     if not under_torchrun():
         workers = [_numbered(config, data, each, Ranks()) for each in in_process(config.workers)]
         return simulated(workers, data.validation[:1, :-1])
     everyone = sealed_by_default(Distributed())
     # Ranks that disagree, on the number of steps say, would wait for each other in vain.
-    _compare(everyone, _common(config, data), "the ranks' arguments")
+    _compare(everyone, common_fields(config, data, ("machine.threads",)), "the ranks' arguments")
     worker = _numbered(config, data, *_groups_of(config, everyone))
-    return WorkerGroup([worker], ranks=all_ranks, gather=partial(gather_values, device=device))
+    return WorkerGroup(
+        [worker], ranks=everyone.world_size, gather=partial(gather_values, device=device)
+    )
 
 
 def _numbered(config: TrainConfig, data: LoadedData, transport: Transport, ranks: Ranks) -> Worker:
     k = transport.rank
     identity = WorkerIdentity(number=k, evaluators=config.workers, block=k)
-    return Worker(config, data, transport, identity, ranks)
+    return Worker(config, data, partial(OuterLoop, transport=transport), identity, ranks)
 
 
 def _assemble_member(
@@ -155,14 +243,15 @@ def _assemble_member(
 ) -> WorkerGroup:
     if not member.is_fixed:
         # Raises for a stream, which has no shares, before the store is asked.
-        data.training.shares(rows=1, sync_every=1, seed=config.seed)
+        data.training.samples(0, 1, config.seed)
     ranks, group = Ranks(), dist.group.WORLD if config.machine.worker_size > 1 else None
     if group is not None:
         ranks = FsdpRanks(group, torch.device(config.machine.device))
     transport = member.connect(config, out, group)
     try:
         _compare(transport, common_fields(config, data), "the workers' arguments")
-        worker = Worker(config, data, transport, member.place(transport), ranks)
+        connect_loop = partial(OuterLoop, transport=transport)
+        worker = Worker(config, data, connect_loop, member.place(transport), ranks)
     except BaseException:
         transport.close()
         raise
@@ -190,16 +279,12 @@ def _groups_of(config: TrainConfig, everyone: Transport) -> tuple[Transport, Ran
     return sealed_by_default(Distributed(across)), FsdpRanks(inside, torch.device(machine.device))
 
 
-def _common(config: TrainConfig, data: LoadedData) -> dict[str, str]:
-    """Settings that all ranks have in common: all but the number of threads."""
+def common_fields(
+    config: TrainConfig, data: LoadedData, own: tuple[str, ...] = _OF_A_MACHINE
+) -> dict[str, str]:
+    """Settings that workers of different machines have in common: all but their `own`."""
     fields = {"corpus": data.fingerprint, **identity_fields(config.describe())}
-    return {field: value for field, value in fields.items() if field != "machine.threads"}
-
-
-def common_fields(config: TrainConfig, data: LoadedData) -> dict[str, str]:
-    """Settings that workers of different machines have in common: not devices, nor intervals."""
-    own = ("machine.", "periods.", "accumulate")
-    return {f: value for f, value in _common(config, data).items() if not f.startswith(own)}
+    return {field: value for field, value in fields.items() if not field.startswith(own)}
 
 
 def _device(name: str) -> str:
@@ -207,14 +292,8 @@ def _device(name: str) -> str:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and under_torchrun():
         name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-    check(
-        not name.startswith("meta"),
-        f"train on device {name!r}",
-        because="it holds no numbers, only shapes",
-        do="pass --device cpu, or auto to use a GPU if there is one",
-    )
     try:
-        torch.empty(0, device=name)
+        torch.zeros(1, device=name).item()  # which the device "meta" does not have
     except (RuntimeError, AssertionError) as error:
         raise ConfigurationError(
             f"train on device {name!r}",

@@ -183,11 +183,7 @@ def tensorboard(folder: Path) -> Observer:
     Raises:
         ConfigurationError: tensorboard is not installed.
     """
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise _missing("tensorboard", error) from error
-    writer = SummaryWriter(str(folder))
+    writer = _package("tensorboard", "torch.utils.tensorboard").SummaryWriter(str(folder))
 
     def write(scalars: dict[str, float], step: int) -> None:
         for name, value in scalars.items():
@@ -207,10 +203,7 @@ def tracker(package: str, project: str, **described: Any) -> Observer:
     Raises:
         ConfigurationError: the package is not installed, or refuses the project.
     """
-    try:
-        client: Any = importlib.import_module(package)
-    except ImportError as error:
-        raise _missing(package, error) from error
+    client = _package(package, package)
     try:
         run = client.init(project=project, **described)
     except Exception as error:  # of many kinds, and each is about what was asked for
@@ -221,7 +214,9 @@ def tracker(package: str, project: str, **described: Any) -> Observer:
     return _ScalarWriter(lambda scalars, step: run.log(scalars, step=step), run.finish)
 
 
-def _missing(package: str, error: ImportError) -> ConfigurationError:
-    return ConfigurationError(
-        f"report to {package}", because=str(error), do=f"pip install {package}"
-    )
+def _package(name: str, module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        what, do = f"report to {name}", f"pip install {name}"
+        raise ConfigurationError(what, because=str(error), do=do) from error

@@ -1,7 +1,8 @@
 """The training loop."""
 
-import math
-from collections.abc import Callable, Sequence
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -10,20 +11,25 @@ from thinwire.errors import (
     CheckpointError,
     ExchangeError,
     MismatchError,
-    NonFiniteError,
     RunStopped,
+    check,
 )
+from thinwire.handshake import check_same
 from thinwire.outer import DelayedNesterov
-from thinwire.runs.folder import WITH_WORKERS, RunFolder
+from thinwire.runs.folder import WITH_WORKERS, RunFolder, without
+from thinwire.runs.schema import identities, identity_fields
 from thinwire.train import launch
 from thinwire.train.asynchronous import is_due, train_here
-from thinwire.train.checkpoints import CheckpointManager, RunTimer, locked
+from thinwire.train.checkpoints import Checkpoints, locked, stopped
 from thinwire.train.config import TrainConfig
 from thinwire.train.data import LoadedData
+from thinwire.train.launch import ElasticConfig
 from thinwire.train.observers import FolderWriter, Observer, forward_events, versions
-from thinwire.train.workers.elastic import ElasticConfig
 from thinwire.train.workers.group import WorkerGroup
 from thinwire.train.workers.ranks import is_lead, under_torchrun
+from thinwire.train.workers.worker import Worker, checked_loss, worker_state
+
+_LOG = logging.getLogger(__name__)
 
 _CONSENSUS = ("consensus_sent_bytes", "consensus_received_bytes")
 _RECORDED = (
@@ -126,19 +132,17 @@ def _run(
         launch.join(config)
     data = config.data.load()
     group = launch.assemble(config, data, member, folder.path)
-    observers: list[Observer] = []
+    trainer = _Trainer(config, folder, group, data)
     try:
         with stop or nullcontext(()) as asked_to_stop:
             # It may be asked to stop while it waits to join.
             group.leave_when(lambda: bool(asked_to_stop))
-            trainer = _Trainer(config, folder, group, data, observers)
-            trainer.begin(make_observers)
-            summary = trainer.run(asked_to_stop)
+            summary = trainer.run(make_observers, asked_to_stop)
     except BaseException:
         group.abandon()
         raise
     finally:
-        for observer in observers:
+        for observer in trainer.observers:
             observer.close()
     group.close()
     return summary
@@ -146,28 +150,32 @@ def _run(
 
 class _Trainer:
     def __init__(
-        self,
-        config: TrainConfig,
-        folder: RunFolder,
-        group: WorkerGroup,
-        data: LoadedData,
-        observers: list[Observer],
+        self, config: TrainConfig, folder: RunFolder, group: WorkerGroup, data: LoadedData
     ) -> None:
         self._config, self._folder, self._group, self._data = config, folder, group, data
-        self._observers, self._timer = observers, RunTimer()
-        self._checkpoints = CheckpointManager(config, folder, group, data.fingerprint, self._timer)
+        self.observers: list[Observer] = []
         self._asked_to_stop: Sequence[int] = ()
         self._all_stop = False
+        # Seconds in inner and outer steps, and in inner steps; of all workers in turn, if they
+        # share a process. All include those before the run was interrupted.
+        self._training_s = self._inner_s = 0.0
+        self._began_s = time.perf_counter()
+        self._saved_step = 0
+        ranks, keep = group.checkpoint_ranks, config.periods.keep_checkpoints
+        self._files = [
+            Checkpoints(folder.checkpoints, worker=worker.rank, ranks=ranks, keep=keep)
+            for worker in group.workers
+        ]
 
-    def begin(self, make_observers: ObserverFactory | None) -> None:
+    def _begin(self, make_observers: ObserverFactory | None) -> None:
         """Resume from a checkpoint in the folder, if any, and open the folder."""
-        self._checkpoints.restore()
-        if not self._group.leads:
+        self._restore()
+        if not is_lead():
             return
         made = make_observers(self._config, self._group.step) if make_observers else []
-        self._observers.extend([FolderWriter(self._folder), *made])
+        self.observers.extend([FolderWriter(self._folder), *made])
         if self._group.events is not None:
-            forward_events(self._group.events, self._observers)
+            forward_events(self._group.events, self.observers)
         self._group.join_run()
         # Last, so that a start that fails leaves no folder in the way of the next one.
         self._folder.open(self._config.describe())
@@ -177,18 +185,23 @@ class _Trainer:
 
     # -- the loop ----------------------------------------------------------------------------------
 
-    def run(self, asked_to_stop: Sequence[int]) -> dict[str, Any]:
+    def run(
+        self, make_observers: ObserverFactory | None, asked_to_stop: Sequence[int]
+    ) -> dict[str, Any]:
         self._asked_to_stop = asked_to_stop
+        self._begin(make_observers)
         try:
             val_loss = self._train()
-        except RunStopped as stopped:
+        except RunStopped as error:
             # In a wait, before the first step or after one whose round has not begun.
-            raise (self._stopped() if self._saves_alone else stopped) from stopped
+            raise (self._stopped() if self._saves_alone else error) from error
         except (ExchangeError, MismatchError) as error:
-            again = f"the same command with --resume --out {self._folder.path}"
-            if asked_to_stop and self._saves_alone:
+            is_asked = bool(self._asked_to_stop)
+            if is_asked and self._saves_alone:
                 raise self._stopped() from error
-            if asked_to_stop:  # the others were lost while they were waited for, to stop together
+            again = f"the same command with --resume --out {self._folder.path}"
+            if is_asked:
+                # The others were lost while they were waited for, to stop together.
                 raise RunStopped(
                     f"finish the run in {self._folder.path}",
                     because=f"it was asked to stop while it waited for the others: {error.because}",
@@ -196,7 +209,7 @@ class _Trainer:
                 ) from error
             if not self._saves_alone:
                 raise
-            self._checkpoints.save()
+            self._save()
             do = f"{error.do}; then {again}"
             raise type(error)(error.cannot, because=error.because, do=do) from error
         return self._finish(val_loss)
@@ -205,8 +218,9 @@ class _Trainer:
         group, config, val_loss = self._group, self._config, None
         while group.step < config.steps and group.join_run() < config.steps:
             before = group.step
-            with self._timer.measuring("training_s"):
-                losses = self._one_step()
+            began_s = time.perf_counter()
+            losses = self._one_step()
+            self._training_s += time.perf_counter() - began_s
             is_last = group.step >= config.steps
             # A worker that catches up may jump over a step at which something was due.
             evaluate = is_last or is_due(before, group.step, config.periods.evaluate_steps)
@@ -218,9 +232,11 @@ class _Trainer:
             if evaluate or is_due(before, group.step, config.periods.log_steps):
                 self._record(losses, extra)
             if not is_last:
-                if self._all_stop or (group.stops_alone and self._asked_to_stop):
+                # A process that has all ranks waits for no other.
+                is_alone = group.checkpoint_ranks == len(group.workers)
+                if self._all_stop or (is_alone and self._asked_to_stop):
                     raise self._stopped()
-                self._checkpoints.save_if_due()
+                self._save_if_due()
         # A worker that joined in the last round may have made it fail.
         group.flush()
         # None if this worker joined a run that was over.
@@ -232,17 +248,12 @@ class _Trainer:
         return self._group.events is not None and self._group.workers[0].steps_taken > 0
 
     def _stopped(self) -> RunStopped:
-        saved = self._checkpoints.save()
-        return RunStopped(
-            f"finish the run in {self._folder.path}",
-            because=f"it was asked to stop, and did so after inner step {self._group.step} with "
-            + ("a checkpoint" if saved else "no checkpoint, which could not be written"),
-            do=f"the same command with --resume --out {self._folder.path}",
-        )
+        return stopped(self._folder.path, self._group.step, is_saved=self._save())
 
     def _one_step(self) -> list[float]:
-        with self._timer.measuring("inner_s"):
-            losses = self._group.inner_step()
+        began_s = time.perf_counter()
+        losses = self._group.inner_step()
+        self._inner_s += time.perf_counter() - began_s
         self._group.outer_step()
         if self._group.step >= self._config.steps:
             self._group.flush()
@@ -251,16 +262,11 @@ class _Trainer:
     def _evaluate(self) -> float:
         """Mean validation loss of the outer parameters; every rank takes its part of it."""
         windows = self._data.validation
-        self._group.begin_consensus()
+        # Begun by all workers before any of them waits for the others.
+        self._group.each(lambda worker: worker.outer.evaluating())
         sums = self._group.each(lambda w: w.validation_loss_sum(windows))
         mean = sum(self._group.all_gather(sums)) / windows[:, 1:].numel()
-        if not math.isfinite(mean):
-            raise NonFiniteError(
-                f"continue after step {self._group.step}",
-                because=f"the validation loss of the outer parameters is {mean}",
-                do="start again with a lower --inner-lr; earlier checkpoints are intact",
-            )
-        return mean
+        return checked_loss(mean, self._group.step)
 
     def _record(self, losses: list[float], extra: dict[str, float]) -> None:
         # With its losses, each rank sends whether it was asked to stop.
@@ -278,22 +284,116 @@ class _Trainer:
             "rounds": stats.rounds,
             "wait_s": stats.wait_s,
             "overlapped_s": stats.overlapped_s,
-            "tokens_per_s": self._group.tokens / max(self._timer.training_s, 1e-9),
+            "tokens_per_s": self._group.tokens / max(self._training_s, 1e-9),
             **{name: totals[name] for name in _RECORDED},
-            **self._timer.state_dict(),
+            **self._seconds(),
         }
         worker.outer.report(loss=record["loss"], tokens_per_s=record["tokens_per_s"])
         try:
-            for observer in self._observers:
+            for observer in self.observers:
                 observer.record(record | self._group.record_fields() | extra)
         except CheckpointError as error:
             self._group.file_failed(error)
 
+    def _seconds(self) -> dict[str, float]:
+        wall_s = time.perf_counter() - self._began_s
+        return {"wall_s": wall_s, "training_s": self._training_s, "inner_s": self._inner_s}
+
+    # -- checkpoints -------------------------------------------------------------------------------
+
+    def _save_if_due(self) -> None:
+        group, step = self._group, self._group.step
+        # An elastic run has checkpoints between two rounds.
+        may = group.events is None or step % self._config.method.sync_every == 0
+        if may and is_due(self._saved_step, step, self._config.periods.checkpoint_steps):
+            self._save()
+
+    def _save(self) -> bool:
+        """Write a checkpoint of every worker; false if an elastic run could not."""
+        group = self._group
+        for worker in group.workers:
+            worker.check_finite()
+        step = self._saved_step = group.step
+        # No rank writes before all ranks have found their weights finite.
+        group.barrier()
+        run = {
+            "config": identity_fields(self._config.describe()),
+            "step": step,
+            "corpus": self._data.fingerprint,
+            **self._seconds(),
+        }
+        try:
+            for worker, files in zip(group.workers, self._files, strict=True):
+                files.save(step, {"run": run, "worker": worker.state_dict()})
+            # No rank removes an old checkpoint before all ranks have written the new one.
+            group.barrier()
+            for files in self._files:
+                files.prune()
+        except CheckpointError as error:
+            group.file_failed(error)
+            return False
+        return True
+
+    def _restore(self) -> None:
+        """Load the newest step of which every worker has a checkpoint; without one, step 0."""
+        step = self._newest_common_step()
+        if step:
+            for worker, files in zip(self._group.workers, self._files, strict=True):
+                state, ranks = files.load(step)
+                try:
+                    self._load(worker, state, ranks)
+                except (AttributeError, IndexError, KeyError, TypeError) as error:
+                    why = f"it lacks a part, or one is of another kind: {error}"
+                    raise files.damaged(step, why) from error
+        self._group.follow()
+        self._saved_step = self._group.step
+        if is_lead() and self._folder.has_run():
+            self._folder.cut_metrics(self._group.step)
+
+    def _load(self, worker: Worker, state: dict[str, Any], ranks: int) -> None:
+        run: Mapping[str, Any] = state["run"]
+        corpus, changed = self._data.fingerprint, ranks != self._group.checkpoint_ranks
+        may_differ = WITH_WORKERS if changed else ()
+        theirs, mine = identities(run["config"], self._config.describe())
+        check_same(
+            without(theirs, may_differ),
+            without(mine, may_differ),
+            cannot=f"resume {self._folder.path} from its checkpoint",
+            whose="the checkpoint",
+            do="put back the checkpoints of this run",
+        )
+        check(
+            run["corpus"] == corpus,
+            f"resume {self._folder.path}: the corpus differs",
+            because=f"its fingerprint was {run['corpus'][:12]} and is {corpus[:12]}",
+            do="restore the text of the run, or start another run with another --out",
+            kind=MismatchError,
+        )
+        worker.load_state_dict(worker_state(state), sources=ranks if changed else None)
+        if changed and worker.rank == 0:
+            before, now = ranks // self._config.machine.worker_size, self._config.workers
+            _LOG.warning(
+                "%s was left with K=%d and goes on with K=%d", self._folder.path, before, now
+            )
+        # Checkpoints of older versions lack some of these times.
+        self._began_s = time.perf_counter() - run.get("wall_s", 0.0)
+        self._training_s, self._inner_s = run.get("training_s", 0.0), run.get("inner_s", 0.0)
+
+    def _newest_common_step(self) -> int:
+        common = set.intersection(*(set(files.steps()) for files in self._files))
+        limit = max(common, default=0)
+        while True:
+            mine = max((step for step in common if step <= limit), default=0)
+            newest = self._group.all_gather([float(mine)] * len(self._files))
+            if len(set(newest)) == 1:
+                return mine
+            limit = int(min(newest))
+
     # -- the end -----------------------------------------------------------------------------------
 
     def _finish(self, val_loss: float) -> dict[str, Any]:
-        group, timer = self._group, self._timer
-        group.begin_consensus()
+        group = self._group
+        group.each(lambda worker: worker.outer.evaluating())
         digests = [worker.outer_digest() for worker in group.workers]
         # Floats are gathered, which hold 48 bits of it exactly.
         if len(set(group.all_gather([float(int(d[:12], 16)) for d in digests]))) > 1:
@@ -304,7 +404,13 @@ class _Trainer:
             )
         worker, events = group.workers[0], group.events
         stats, totals = worker.outer.stats, worker.totals()
-        added, requests = worker.outer.transport.added_nbytes, dict(stats.requests)
+        # Those that most runs do not have.
+        rare = {
+            "contributions": stats.contributions,
+            "requests": dict(stats.requests),
+            "added_bytes_per_message": worker.outer.transport.added_nbytes,
+            **{name: totals[name] for name in _CONSENSUS},
+        }
         summary = {
             "method": self._config.method.name,
             "workers": self._config.workers,
@@ -317,20 +423,17 @@ class _Trainer:
             "received_bytes_per_worker": totals["received_bytes"],
             "peak_sent_bytes_per_step": totals["peak_sent_bytes_per_step"],
             "outer_digest": digests[0],
-            "wall_s": timer.wall_s,
-            "tokens_per_s": group.tokens / max(timer.training_s, 1e-9),
+            "wall_s": self._seconds()["wall_s"],
+            "tokens_per_s": group.tokens / max(self._training_s, 1e-9),
             "wait_s": stats.wait_s,
-            **({"contributions": stats.contributions} if stats.contributions else {}),
-            **{name: totals[name] for name in _CONSENSUS if totals[name]},
-            **({"requests": requests} if requests else {}),
-            **({"added_bytes_per_message": added} if added else {}),
+            **{name: value for name, value in rare.items() if value},
             "versions": versions(),
             **group.record_fields(),
             **({} if events is None else {"events": dict(events.summary())}),
         }
         if worker.number == 0:
             worker.save_pretrained(self._folder.path / "model")
-        if group.leads:
+        if is_lead():
             self._data.tokenizer.save(self._folder.path / "model")
             self._folder.finish(summary)
         return summary

@@ -8,23 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from thinwire.errors import ConfigurationError, CorpusError, MismatchError
-from thinwire.train.data import LoadedData
-from thinwire.train.data.batches import (
-    Shares,
-    Windows,
-    WorkerBatches,
-    validation_windows,
-    window_order,
-)
-from thinwire.train.data.streams import StreamWindows
+from thinwire.errors import MismatchError
+from thinwire.train.data import Data
+from thinwire.train.data.batches import Windows, WorkerBatches, window_order
 
 T = 4
 
 
 def make_windows(count: int, spare: int = 0) -> Windows:
     """Token i is i: a window is known by its first token."""
-    return Windows(np.arange(count * (T + 1) + spare, dtype=np.int32), T)
+    return Windows([np.arange(count * (T + 1) + spare, dtype=np.int32)], T)
 
 
 def take(batches: WorkerBatches, steps: int) -> list[torch.Tensor]:
@@ -39,34 +32,18 @@ def window_numbers(batch: torch.Tensor) -> list[int]:
 @pytest.mark.parametrize("spare", [0, 1, T])
 def test_windows_are_the_tokens_cut_up(dtype, spare):
     tokens = np.arange(7 * (T + 1) + spare).astype(dtype)
-    windows = Windows(tokens, T)
+    windows = Windows([tokens], T)
     assert len(windows) == 7
-    got = windows.__getitems__(range(7))
+    got = windows.rows(range(7))
     assert got.dtype == torch.int64
     assert got.flatten().tolist() == tokens[: 7 * (T + 1)].tolist()
-    assert torch.equal(windows[3], got[3])
 
 
-def test_windows_do_not_straddle_shards():
-    shards = [np.arange(0, 12), np.arange(100, 103), np.arange(200, 215)]
-    windows = Windows(shards, T)
-    assert [int(windows[i][0]) for i in range(len(windows))] == [0, 5, 200, 205, 210]
-    with pytest.raises(IndexError):
-        windows[5]
-    with pytest.raises(IndexError):
-        windows[-1]
-
-
-def test_windows_of_a_memory_mapped_file(tmp_path: Path):
-    np.arange(50, dtype=np.uint16).tofile(tmp_path / "x.bin")
-    windows = Windows(np.memmap(tmp_path / "x.bin", dtype=np.uint16, mode="r"), T)
-    assert windows[9].tolist() == [45, 46, 47, 48, 49]
-
-
-@pytest.mark.parametrize("size", [0, 1, T])
-def test_too_few_tokens_for_a_window(size):
-    with pytest.raises(CorpusError, match=rf"there are {size} tokens.*at least {T + 1}"):
-        Windows(np.zeros(size, np.uint8), T)
+def test_windows_do_not_straddle_shards_of_which_some_are_mapped(tmp_path: Path):
+    np.arange(100, 103, dtype=np.uint16).tofile(tmp_path / "x.bin")
+    mapped = np.memmap(tmp_path / "x.bin", dtype=np.uint16, mode="r")
+    windows = Windows([np.arange(0, 12), mapped, np.arange(200, 215)], T)
+    assert windows.rows(range(len(windows)))[:, 0].tolist() == [0, 5, 200, 205, 210]
 
 
 def test_one_window_is_read_for_ever():
@@ -111,7 +88,9 @@ def test_resume_is_bit_equal_wherever_it_stops(stop):
 
     whole = take(fresh(), stop + 20)
     before = fresh()
-    take(before, stop)
+    for _ in range(stop):
+        before.state_dict()
+        next(before)
     file = io.BytesIO()
     torch.save(before.state_dict(), file)
     file.seek(0)
@@ -119,19 +98,6 @@ def test_resume_is_bit_equal_wherever_it_stops(stop):
     after.load_state_dict(torch.load(file, weights_only=True))
     for expected, got in zip(whole[stop:], take(after, 20), strict=True):
         assert torch.equal(expected, got)
-
-
-def test_state_dict_disturbs_nothing_and_can_be_loaded_twice():
-    whole = take(make_windows(13).batches(0, 1, 4, seed=5), 8)
-    batches = make_windows(13).batches(0, 1, 4, seed=5)
-    for expected in whole[:6]:
-        batches.state_dict()
-        assert torch.equal(next(batches), expected)
-    state = batches.state_dict()
-    for _ in range(2):
-        batches.load_state_dict(state)
-        assert batches.state_dict() == state
-        assert all(torch.equal(a, b) for a, b in zip(whole[6:], take(batches, 2), strict=True))
 
 
 def test_more_workers_may_resume():
@@ -167,13 +133,6 @@ def test_a_state_within_that_of_a_loader_is_found(wrapped):
     assert all(torch.equal(a, b) for a, b in zip(whole[3:], take(batches, 2), strict=True))
 
 
-def test_iterating_again_goes_on():
-    batches = make_windows(5).batches(0, 1, 1, seed=0)
-    first = [window_numbers(batch)[0] for batch, _ in zip(batches, range(2), strict=False)]
-    rest = [window_numbers(batch)[0] for batch in take(batches, 2)]
-    assert len({*first, *rest}) == 4
-
-
 def test_global_randomness_is_left_alone():
     before = torch.get_rng_state()
     take(make_windows(5).batches(0, 1, 1, seed=0), 7)
@@ -181,8 +140,11 @@ def test_global_randomness_is_left_alone():
 
 
 @pytest.mark.parametrize("count", [1, 3, 10, 11, 100])
-def test_validation_windows_are_distinct_and_spread(count):
-    got = validation_windows(np.arange(11 * (T + 1) + 2), T, count)
+def test_validation_windows_are_distinct_and_spread(count, tmp_path: Path):
+    for side, windows in (("train", 4), ("val", 11)):
+        np.arange(windows * (T + 1) + 2, dtype="<u2").tofile(tmp_path / f"{side}.bin")
+    data = Data(corpus=str(tmp_path), sequence_length=T, validation_sequences=count)
+    got = data.load().validation
     numbers = window_numbers(got)
     assert got.dtype == torch.int64
     assert len(numbers) == len(set(numbers)) == min(count, 11)
@@ -193,48 +155,26 @@ def test_validation_windows_are_distinct_and_spread(count):
 # -- shares, for elastic workers -------------------------------------------------------------------
 
 
-def make_shares(count: int, *, rows: int, sync_every: int, seed: int = 1) -> Shares:
-    return make_windows(count).shares(rows, sync_every, seed)
-
-
 @pytest.mark.parametrize("count", [1, 2, 13, 24, 101])
 @pytest.mark.parametrize(("rows", "sync_every"), [(1, 1), (2, 3), (3, 7)])
 def test_any_dealing_of_shares_reads_every_window_of_an_epoch_once(count, rows, sync_every) -> None:
-    shares = make_shares(count, rows=rows, sync_every=sync_every)
-    draw = random.Random(count)
-    dealt, read = 0, dict[tuple[int, int], list[int]]()
+    windows, draw = make_windows(count), random.Random(count)
+    dealt, read = 0, dict[int, list[int]]()
     while dealt * rows * sync_every < 3 * count:
         workers = draw.randrange(1, 6)  # a round: others come and go after it
         hands = draw.sample(range(dealt, dealt + workers), workers)
         dealt += workers
         for index in range(sync_every):
             for share in draw.sample(hands, workers):
-                read[share, index] = window_numbers(shares.batch(share, index))
+                start = (share * sync_every + index) * rows
+                read[start] = window_numbers(windows.samples(start, rows, seed=1))
     samples = [number for place in sorted(read) for number in read[place]]
     epochs = [samples[start : start + count] for start in range(0, 3 * count, count)]
     assert all(sorted(epoch) == list(range(count)) for epoch in epochs)
 
 
-def test_shares_in_their_order_are_what_one_numbered_worker_reads() -> None:
-    windows = Windows(np.arange(13 * (T + 1), dtype=np.int32), T)
-    alone, shares = windows.batches(0, 1, 3, seed=5), windows.shares(3, 4, seed=5)
+def test_samples_in_their_order_are_what_one_numbered_worker_reads() -> None:
+    windows = make_windows(13)
+    alone = windows.batches(0, 1, 3, seed=5)
     for step in range(20):
-        assert torch.equal(shares.batch(step // 4, step % 4), next(alone))
-
-
-def test_a_batch_is_a_function_of_seed_share_and_index() -> None:
-    one, other = (make_shares(50, rows=5, sync_every=3) for _ in range(2))
-    for share, index in ((7, 2), (0, 0), (7, 2), (10**6, 1)):
-        assert torch.equal(one.batch(share, index), other.batch(share, index))
-    batch = one.batch(7, 2)
-    assert batch.dtype == torch.int64
-    assert batch.shape == (5, T + 1)
-    third = make_shares(50, rows=5, sync_every=3, seed=2)
-    assert not torch.equal(one.batch(7, 2), third.batch(7, 2))
-
-
-def test_a_stream_has_no_shares() -> None:
-    stream = StreamWindows(None, None, T, frozenset())
-    data = LoadedData(tokenizer=None, training=stream, validation=None, fingerprint="")
-    with pytest.raises(ConfigurationError, match=r"join a run on a stream.*download the corpus"):
-        data.training.shares(rows=1, sync_every=1, seed=0)
+        assert torch.equal(windows.samples(3 * step, 3, seed=5), next(alone))

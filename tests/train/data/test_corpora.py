@@ -10,42 +10,40 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from datasets import IterableDataset
 
 from thinwire.errors import ConfigurationError, CorpusError
 from thinwire.train.data import Data, LoadedData
 from thinwire.train.data.corpora import (
+    Corpus,
     StreamCorpus,
-    TextCorpus,
-    TokenCorpus,
     fingerprint,
-    is_hub_name,
     is_validation,
     resolve,
-    source_corpus,
     split_documents,
-    stream_corpus,
 )
-from thinwire.train.data.loading import load_stream
-from thinwire.train.data.shards import read_shard
 from thinwire.train.data.streams import StreamWindows
 
 MAGIC = 20240520
 
 
-def documents(side: np.ndarray) -> list[str]:
-    return side.tobytes().decode().split("\0")[:-1]
+def documents(side: list[np.ndarray]) -> list[str]:
+    return side[0].tobytes().decode(errors="replace").split("\0")[:-1]
 
 
-def read_text(path: Path) -> TextCorpus:
+def read(path: Path | str, *, is_text: bool = True) -> Corpus:
     corpus = resolve(str(path))
-    assert isinstance(corpus, TextCorpus)
+    assert isinstance(corpus, Corpus)
+    assert corpus.is_text == is_text
     return corpus
 
 
-def read_tokens(path: Path) -> TokenCorpus:
-    corpus = resolve(str(path))
-    assert isinstance(corpus, TokenCorpus)
-    return corpus
+def whole(corpus: Corpus) -> bytes:
+    return corpus.train[0].tobytes() + corpus.validation[0].tobytes()
+
+
+def shards(side) -> list[list[int]]:
+    return [shard.tolist() for shard in side]
 
 
 def write_jsonl(file: Path, texts: list[str]) -> Path:
@@ -63,103 +61,82 @@ def rows(count: int, tag: str = "row") -> list[str]:
 def test_golden_split():
     # Another hash would move documents that a checkpoint was trained on into validation.
     assert [i for i in range(100) if is_validation(f"a{i}.py")] == [21, 42, 52, 94]
-    assert [i for i in range(200) if is_validation(f"a.jsonl:{i}")] == [
-        3,
-        7,
-        53,
-        59,
-        61,
-        69,
-        74,
-        80,
-        119,
-        126,
-        128,
-        150,
-        178,
-        186,
-    ]
+    numbers = [3, 7, 53, 59, 61, 69, 74, 80, 119, 126, 128, 150, 178, 186]
+    assert [i for i in range(200) if is_validation(f"a.jsonl:{i}")] == numbers
 
 
 @pytest.mark.parametrize("size", [1, 2, 19, 20, 1009])
 def test_one_document_is_cut(size):
     text = bytes(97 + i % 26 for i in range(size))
     corpus = split_documents("one", [("key", text)])
-    assert corpus.train.tobytes() + corpus.validation.tobytes() == text + b"\0"
-    assert corpus.validation.size == max(1, (size + 1) // 20)
+    assert whole(corpus) == text + b"\0"
+    assert corpus.validation[0].size == max(1, (size + 1) // 20)
 
 
-def test_the_cut_splits_no_character():
+def test_the_cut_splits_no_character_and_bytes_where_they_are():
     for length in range(20, 60):
-        corpus = split_documents("one", [("key", ("a" * (length % 4) + "☕" * length).encode())])
-        corpus.train.tobytes().decode()
-        corpus.validation.tobytes().decode()
-
-
-def test_the_cut_of_what_is_not_utf8_stays_where_it_is():
+        text = ("a" * (length % 4) + "☕" * length).encode()
+        for side in (corpus := split_documents("one", [("key", text)])).train, corpus.validation:
+            side[0].tobytes().decode()
     corpus = split_documents("one", [("key", b"\x80" * 1000)])
-    assert 45 <= corpus.validation.size <= 51
+    assert 45 <= corpus.validation[0].size <= 51
 
 
 # Source files
 
 
-def test_source_files_and_what_is_left_out(tmp_path: Path):
+@pytest.fixture
+def sources(tmp_path, monkeypatch) -> Path:
+    """What takes the place of Python's own folders."""
+    monkeypatch.setattr("sysconfig.get_path", lambda which: str(tmp_path))
+    return tmp_path
+
+
+def test_source_files_and_what_is_left_out(sources: Path):
     kept = {f"a{i}.py": f"text of {i} é" for i in range(60)} | {"test/deep/t.py": "a test"}
     left = {
         "encodings/x.py": "table",
         "pydoc_data/x.py": "table",
-        "site-packages/x.py": "installed",
         "data.txt": "no source",
         "large.py": "#" * 400_001,
     }
-    for name, text in {**kept, **left}.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    (tmp_path / "dangling.py").symlink_to(tmp_path / "nowhere.py")
-    corpus = source_corpus("mine", [tmp_path], without=frozenset({"site-packages"}))
-    validation = [text for name, text in sorted(kept.items()) if is_validation(name)]
-    train = [text for name, text in sorted(kept.items()) if not is_validation(name)]
-    assert documents(corpus.train) == train
-    assert documents(corpus.validation) == validation
-    assert validation
+    installed = {"site-packages/x.py": "installed"}
+    for name, text in (kept | left | installed).items():
+        (sources / name).parent.mkdir(parents=True, exist_ok=True)
+        (sources / name).write_text(text)
+    (sources / "dangling.py").symlink_to(sources / "nowhere.py")
+    for corpus, files in (("python-stdlib", kept), ("site-packages", kept | installed)):
+        found, texts = read(corpus), sorted(files.items())
+        validation = [text for name, text in texts if is_validation(name)]
+        assert documents(found.train) == [text for n, text in texts if not is_validation(n)]
+        assert documents(found.validation) == validation
+        assert validation
 
 
-def test_source_files_that_are_not_utf8_are_bytes_all_the_same(tmp_path: Path):
-    (tmp_path / "latin.py").write_bytes(b"\xe9" * 100)
-    corpus = source_corpus("mine", [tmp_path])
-    assert corpus.train.tobytes() + corpus.validation.tobytes() == b"\xe9" * 100 + b"\0"
+def test_source_files_that_are_not_utf8_are_bytes_all_the_same(sources: Path):
+    (sources / "latin.py").write_bytes(b"\xe9" * 100)
+    assert whole(read("python-stdlib")) == b"\xe9" * 100 + b"\0"
 
 
-def test_a_source_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "mine.py").write_text("text")
+def test_a_source_file_that_cannot_be_read(sources: Path, monkeypatch: pytest.MonkeyPatch):
+    (sources / "mine.py").write_text("text")
 
     def refuse(path: Path) -> bytes:
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "read_bytes", refuse)
     with pytest.raises(CorpusError, match=r"mine\.py cannot be read.*Permission denied"):
-        source_corpus("mine", [tmp_path])
+        resolve("site-packages")
 
 
 def test_standard_library():
-    corpus = resolve("python-stdlib")
-    assert isinstance(corpus, TextCorpus)
-    assert corpus.train.size > 5e6
-    assert 0.02 < corpus.validation.size / corpus.train.size < 0.12
-    train = set(corpus.train.tobytes().split(b"\0"))
-    long = [text for text in corpus.validation.tobytes().split(b"\0") if len(text) > 2_000]
+    corpus = read("python-stdlib")
+    assert corpus.train[0].size > 5e6
+    assert 0.02 < corpus.validation[0].size / corpus.train[0].size < 0.12
+    train = set(documents(corpus.train))
+    long = [text for text in documents(corpus.validation) if len(text) > 2_000]
     assert long
     assert not train.intersection(long)
-
-
-def test_site_packages_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "a.py").write_text("installed" * 20)
-    monkeypatch.setattr("sysconfig.get_path", lambda which: str(tmp_path))
-    corpus = resolve("site-packages")
-    assert isinstance(corpus, TextCorpus)
-    assert corpus.train.tobytes() + corpus.validation.tobytes() == b"installed" * 20 + b"\0"
 
 
 # Text in files
@@ -167,26 +144,18 @@ def test_site_packages_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_rows_are_split_by_file_and_row(tmp_path: Path, suffix):
-    texts = rows(300)
+    texts = rows(2_500)  # more than are read at once
     file = tmp_path / f"a{suffix}"
     if suffix == ".jsonl":
         write_jsonl(file, texts)
     else:
         from pyarrow import parquet, table
 
-        parquet.write_table(table({"text": texts, "n": [0] * 300}), file)
-    corpus = read_text(file)
-    held_out = [is_validation(f"a{suffix}:{row}") for row in range(300)]
+        parquet.write_table(table({"text": texts, "n": [0] * 2_500}), file)
+    corpus = read(file)
+    held_out = [is_validation(f"a{suffix}:{row}") for row in range(2_500)]
     assert documents(corpus.validation) == [t for t, v in zip(texts, held_out, strict=True) if v]
     assert documents(corpus.train) == [t for t, v in zip(texts, held_out, strict=True) if not v]
-
-
-def test_rows_beyond_one_read_keep_their_numbers(tmp_path: Path):
-    texts = [f"{i}" for i in range(2_500)]
-    corpus = read_text(write_jsonl(tmp_path / "a.jsonl", texts))
-    held_out = [text for i, text in enumerate(texts) if is_validation(f"a.jsonl:{i}")]
-    assert documents(corpus.validation) == held_out
-    assert len(documents(corpus.train)) == 2_500 - len(held_out)
 
 
 def test_a_folder_of_everything(tmp_path: Path):
@@ -196,7 +165,7 @@ def test_a_folder_of_everything(tmp_path: Path):
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "README.md").write_text("not a corpus")
     write_jsonl(tmp_path / "b.jsonl", ["", *rows(80)])
-    corpus = read_text(tmp_path)
+    corpus = read(tmp_path)
     everything = documents(corpus.train) + documents(corpus.validation)
     assert sorted(everything) == sorted(["one document\n\nof three lines é", *rows(80)])
     assert documents(corpus.validation)
@@ -267,6 +236,7 @@ def test_a_link_that_leads_nowhere_is_named(tmp_path: Path):
         ("python-stdlb", r"did you mean 'python-stdlib'.*site-packages.*hub name"),
         ("", r"pass one of python-stdlib, site-packages; or a path"),
         ("data/corpus.jsonl", "no file has that name"),
+        *((name, "no file has that name") for name in ("/org/name", "./name", "a/b/c", "a/b:")),
     ],
 )
 def test_unknown_names_say_what_there_is(name: str, words: str):
@@ -276,11 +246,11 @@ def test_unknown_names_say_what_there_is(name: str, words: str):
 
 def test_shards_as_nanogpt_writes_them(tmp_path: Path):
     np.arange(2_000, dtype="<u2").tofile(tmp_path / "train.bin")
-    np.arange(100, dtype="<u2").tofile(tmp_path / "val.bin")
+    np.arange(3, dtype="<u2").tofile(tmp_path / "val.bin")  # smaller than a header
     (tmp_path / "input.txt").write_text("what they were made from")
-    corpus = read_tokens(tmp_path)
-    assert [shard.tolist() for shard in corpus.train] == [list(range(2_000))]
-    assert [shard.tolist() for shard in corpus.validation] == [list(range(100))]
+    corpus = read(tmp_path, is_text=False)
+    assert shards(corpus.train) == [list(range(2_000))]
+    assert shards(corpus.validation) == [[0, 1, 2]]
 
 
 def test_shards_as_modded_nanogpt_writes_them(tmp_path: Path):
@@ -288,30 +258,19 @@ def test_shards_as_modded_nanogpt_writes_them(tmp_path: Path):
     write_shard(tmp_path / "fineweb_train_000002.bin", range(200, 307))
     write_shard(tmp_path / "fineweb_train_000001.bin", range(100, 200))
     write_shard(tmp_path / "fineweb_test_000001.bin", range(9))
-    corpus = read_tokens(tmp_path)
+    corpus = read(tmp_path, is_text=False)
     assert np.concatenate(corpus.train).tolist() == list(range(100, 307))
-    assert np.concatenate(corpus.validation).tolist() == list(range(50))
+    assert shards(corpus.validation) == [list(range(50))]
 
 
 @pytest.mark.parametrize("name", ["data.bin", "train.bin"])
 def test_one_shard_is_cut(tmp_path: Path, name):
-    corpus = read_tokens(write_shard(tmp_path / name, range(1_009)))
-    assert [shard.tolist() for shard in corpus.train] == [list(range(959))]
-    assert [shard.tolist() for shard in corpus.validation] == [list(range(959, 1_009))]
-
-
-def test_a_small_shard_has_no_header(tmp_path: Path):
-    np.arange(3, dtype="<u2").tofile(tmp_path / "x.bin")
-    assert read_shard(tmp_path / "x.bin").tolist() == [0, 1, 2]
+    corpus = read(write_shard(tmp_path / name, range(1_009)), is_text=False)
+    assert shards(corpus.train) == [list(range(959))]
+    assert shards(corpus.validation) == [list(range(959, 1_009))]
 
 
 # Names
-
-
-def test_hub_names():
-    assert is_hub_name("org/name")
-    assert is_hub_name("org/name.v1:sample-10BT")
-    assert not any(map(is_hub_name, ["name", "/org/name", "./name", "../name", "a/b/c", "a/b:"]))
 
 
 def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch):
@@ -331,33 +290,33 @@ def test_the_hub_is_asked_for_name_and_configuration(monkeypatch: pytest.MonkeyP
         return {"train": "t", "test": "v"}
 
     monkeypatch.setattr("datasets.load_dataset", answer)
-    corpus = resolve("org/name:10BT")
+    corpus = resolve("org/name.v1:10BT")
     assert isinstance(corpus, StreamCorpus)
     assert (corpus.train, corpus.validation) == ("t", "v")
-    assert asked == [(("org/name", "10BT"), {"streaming": True})]
+    assert asked == [(("org/name.v1", "10BT"), {"streaming": True})]
 
 
 # Streams, read from local files as they would be from the hub
 
 
-def make_stream(tmp_path: Path, files: int, count: int, **others: list[str]) -> StreamCorpus:
+@pytest.fixture
+def stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Loads a stream of some files of rows, and other splits."""
     from datasets import load_dataset
 
-    splits = {
-        "train": [
-            str(write_jsonl(tmp_path / f"{f}.jsonl", rows(count, f"f{f}"))) for f in range(files)
-        ]
-    }
-    for name, texts in others.items():
-        splits[name] = [str(write_jsonl(tmp_path / f"{name}.jsonl", texts))]
-    loaded = load_dataset("json", data_files=splits, streaming=True)
-    return stream_corpus("org/stream", loaded)
+    def load(files: int, count: int, length: int = 7, windows: int = 4, **others) -> LoadedData:
+        parts = [rows(count, f"f{file}") for file in range(files)]
+        texts = {"train": parts, **{name: [its] for name, its in others.items()}}
+        splits = {
+            split: [str(write_jsonl(tmp_path / f"{split}{n}.jsonl", p)) for n, p in enumerate(its)]
+            for split, its in texts.items()
+        }
+        loaded = load_dataset("json", data_files=splits, streaming=True)
+        monkeypatch.setattr("datasets.load_dataset", lambda *args, **options: loaded)
+        sizes = {"sequence_length": length, "validation_sequences": windows}
+        return Data(corpus="org/stream", **sizes).load()
 
-
-def load_rows(corpus: StreamCorpus, length: int = 7, validation: int = 4) -> LoadedData:
-    return load_stream(
-        Data(corpus="org/stream", sequence_length=length, validation_sequences=validation), corpus
-    )
+    return load
 
 
 def as_text(batches: list[torch.Tensor]) -> str:
@@ -369,8 +328,8 @@ def take(batches, steps: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("files", [1, 2, 3])
-def test_a_stream_is_split_without_overlap_or_leak(tmp_path: Path, files):
-    loaded = load_rows(make_stream(tmp_path, files, 40))
+def test_a_stream_is_split_without_overlap_or_leak(stream, files):
+    loaded = stream(files, 40)
     group = [loaded.training.batches(k, 2, 4, seed=0) for k in range(2)]
     taken: list[list[torch.Tensor]] = [[], []]
     for _ in range(12):
@@ -385,8 +344,8 @@ def test_a_stream_is_split_without_overlap_or_leak(tmp_path: Path, files):
     assert not (read[0] | read[1]) & held_out
 
 
-def test_a_stream_starts_over_with_the_same_documents(tmp_path: Path):
-    loaded = load_rows(make_stream(tmp_path, 1, 30))
+def test_a_stream_starts_over_with_the_same_documents(stream):
+    loaded = stream(1, 30)
     texts = as_text(take(loaded.training.batches(0, 1, 4, seed=0), 60)).split("\0")[:-1]
     epoch = texts[: texts.index(texts[0], 1)]
     assert len(epoch) == len(set(epoch)) > 20
@@ -395,8 +354,8 @@ def test_a_stream_starts_over_with_the_same_documents(tmp_path: Path):
 
 @pytest.mark.parametrize("stop", [0, 1, 4, 7, 11, 25])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_stream_resumes_bit_for_bit(tmp_path: Path, stop, workers):
-    loaded = load_rows(make_stream(tmp_path, 1, 30))
+def test_a_stream_resumes_bit_for_bit(stream, stop, workers):
+    loaded = stream(1, 30)
     whole = take(loaded.training.batches(0, workers, 4, seed=0), stop + 40)
     before = loaded.training.batches(0, workers, 4, seed=0)
     take(before, stop)
@@ -410,9 +369,9 @@ def test_a_stream_resumes_bit_for_bit(tmp_path: Path, stop, workers):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_workers_of_one_process_know_each_where_it_stands(tmp_path: Path, workers):
+def test_workers_of_one_process_know_each_where_it_stands(stream, workers):
     # Many files of few rows: the place in a file and the file itself both move on.
-    loaded = load_rows(make_stream(tmp_path, 9, 9))
+    loaded = stream(9, 9)
     whole = take(loaded.training.batches(0, workers, 4, seed=0), 12)
     first, last = (loaded.training.batches(k, workers, 4, seed=0) for k in (0, workers - 1))
     take(first, 1)
@@ -431,44 +390,47 @@ def test_reading_leaves_nothing_in_the_cache(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("name", ["validation", "test"])
-def test_a_held_out_split_validates(tmp_path: Path, name):
-    loaded = load_rows(make_stream(tmp_path, 1, 5, **{name: ["held out"] * 9}))
+def test_a_held_out_split_validates(stream, name):
+    loaded = stream(1, 5, **{name: ["held out"] * 9})
     assert as_text([loaded.validation]).startswith("held out")
     assert as_text(take(loaded.training.batches(0, 1, 1, seed=0), 1)) == "f0 0 \0f0"
 
 
-def test_a_stream_without_a_split_to_train_on():
-    with pytest.raises(CorpusError, match=r"no split \"train\", only \['dev'\]"):
-        stream_corpus("org/stream", {"dev": None})  # pyright: ignore[reportArgumentType]
+@pytest.mark.parametrize(
+    ("row", "split", "tokenizer", "error", "words"),
+    [
+        ("text", "dev", "bytes", CorpusError, r"no split \"train\", only \['dev'\]"),
+        ("body", "train", "bytes", CorpusError, r"columns are \['body'\]"),
+        ("text", "train", "bpe:300", ConfigurationError, "piece by piece"),
+    ],
+)
+def test_streams_that_nothing_can_be_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row, split, tokenizer, error, words
+):
+    from datasets import load_dataset
+
+    (tmp_path / "a.jsonl").write_text(json.dumps({row: "x"}))
+    files = {split: str(tmp_path / "a.jsonl")}
+    loaded = load_dataset("json", data_files=files, streaming=True)
+    monkeypatch.setattr("datasets.load_dataset", lambda *args, **options: loaded)
+    with pytest.raises(error, match=words):
+        Data(corpus="org/stream", tokenizer=tokenizer).load()
 
 
-def test_a_stream_that_is_all_validation(tmp_path: Path):
-    loaded = load_rows(make_stream(tmp_path, 1, 6), validation=1_000)
+def test_a_stream_that_is_all_validation(stream):
+    loaded = stream(1, 6, windows=1_000)
     with pytest.raises(CorpusError, match="no document outside of validation"):
         next(loaded.training.batches(0, 1, 1, seed=0))
 
 
-def test_a_stream_without_text(tmp_path: Path):
-    from datasets import load_dataset
-
-    (tmp_path / "a.jsonl").write_text('{"body": "x"}\n')
-    rows = load_dataset("json", data_files=str(tmp_path / "a.jsonl"), streaming=True)
-    with pytest.raises(CorpusError, match=r"columns are \['body'\]"):
-        load_rows(stream_corpus("org/stream", rows))
-
-
-def test_a_bpe_cannot_be_trained_on_a_stream(tmp_path: Path):
-    with pytest.raises(ConfigurationError, match="piece by piece"):
-        load_stream(Data(tokenizer="bpe:300"), make_stream(tmp_path, 1, 5))
-
-
-def test_long_documents_fill_several_batches(tmp_path: Path):
-    stream = make_stream(tmp_path, 1, 1, validation=["v" * 50])
-    windows = StreamWindows(
-        stream.train, lambda text: np.arange(1_000), sequence_length=9, held_out=frozenset()
+def test_long_documents_fill_several_batches():
+    tokens = StreamWindows(
+        IterableDataset.from_generator(lambda: [{"text": "any"}]),
+        lambda text: np.arange(1_000),
+        sequence_length=9,
+        held_out=frozenset(),
     )
-    batches = windows.batches(0, 1, 3, seed=0)
-    got = torch.cat(take(batches, 50)).flatten()
+    got = torch.cat(take(tokens.batches(0, 1, 3, seed=0), 50)).flatten()
     assert got.tolist() == [i % 1_000 for i in range(1_500)]
 
 

@@ -7,8 +7,8 @@ on the number of workers, and the position of a run is one number, t.
 
 Elastic workers, whose number changes, read numbered shares of the same order instead, each share
 exactly once. A worker reads b rows at a step for a round of H steps: the b H samples of share s are
-samples s b H to (s + 1) b H - 1. So what is read depends on which shares were assigned, and not on
-how many workers there are.
+samples s b H to (s + 1) b H - 1, of which step i has the i-th b. So what is read depends on which
+shares were assigned, and not on how many workers there are.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from thinwire.errors import CorpusError, MismatchError
+from thinwire.errors import MismatchError
 
 Tokens = npt.NDArray[Any]
 
@@ -75,47 +75,41 @@ class Windows:
     A window is within one array: the rest at an array's end is dropped.
 
     Args:
-        tokens: an array of token ids, [tokens], or several; memory-mapped ones stay so.
+        arrays: of token ids, [tokens] each, with a window in one at least; memory-mapped ones stay
+            so.
         sequence_length: inputs are a window's first so many tokens, targets its last.
 
-    Raises:
-        CorpusError: no array holds a whole window.
-
-    >>> Windows(np.arange(7, dtype=np.uint8), 2)[1]
-    tensor([3, 4, 5])
+    >>> Windows([np.arange(7, dtype=np.uint8)], 2).rows([1])
+    tensor([[3, 4, 5]])
     """
 
-    def __init__(self, tokens: Tokens | Sequence[Tokens], sequence_length: int) -> None:
-        arrays = [tokens] if isinstance(tokens, np.ndarray) else tokens
+    def __init__(self, arrays: Sequence[Tokens], sequence_length: int) -> None:
         self.width = sequence_length + 1
         # A view without numpy's memmap class on it: slicing that one costs 5 us.
         self._arrays = [np.asarray(array) for array in arrays]
         self._ends = list(accumulate(array.size // self.width for array in self._arrays))
-        if not len(self):
-            size = sum(array.size for array in self._arrays)
-            what = f"cut windows of {self.width} tokens"
-            do = f"pass at least {self.width} tokens, or a shorter sequence_length"
-            raise CorpusError(what, because=f"there are {size} tokens", do=do)
 
     def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
+        return self._ends[-1]
 
-    def __getitem__(self, index: int) -> Tensor:
-        return self.__getitems__([index])[0]
+    def rows(self, numbers: Iterable[int]) -> Tensor:
+        """Windows by their numbers: int64, [len(numbers), sequence_length + 1]."""
+        rows: list[Tokens] = []
+        for number in numbers:
+            shard = bisect_right(self._ends, number)
+            start = (number - (self._ends[shard - 1] if shard else 0)) * self.width
+            rows.append(self._arrays[shard][start : start + self.width])
+        return torch.from_numpy(np.stack(rows, dtype=np.int64))
 
-    def __getitems__(self, indices: Sequence[int]) -> Tensor:
-        """Windows by their numbers: int64, [len(indices), sequence_length + 1]."""
-        out = np.empty((len(indices), self.width), dtype=np.int64)
-        for row, index in zip(out, indices, strict=True):
-            row[:] = self._window(index)
-        return torch.from_numpy(out)
+    def samples(self, start: int, count: int, seed: int) -> Tensor:
+        """Samples `start` to `start + count - 1`: int64, [count, sequence_length + 1].
 
-    def _window(self, index: int) -> Tokens:
-        if not 0 <= index < len(self):
-            raise IndexError(f"window {index} of {len(self)}")
-        shard = bisect_right(self._ends, index)
-        start = (index - (self._ends[shard - 1] if shard else 0)) * self.width
-        return self._arrays[shard][start : start + self.width]
+        Args:
+            start: number of the first; samples do not end.
+            count: of them.
+            seed: of their order, the same on all workers.
+        """
+        return self.rows(window_order(start, start + count, len(self), seed).tolist())
 
     def batches(self, worker: int, workers: int, global_batch: int, seed: int) -> WorkerBatches:
         """Endless batches of worker `worker` of `workers`: int64, [B/K, sequence_length + 1].
@@ -126,18 +120,7 @@ class Windows:
             global_batch: B, rows over all workers; a multiple of K.
             seed: of the order of the windows, the same on all workers.
         """
-        rows, first = global_batch // workers, worker * (global_batch // workers)
-        return WorkerBatches(self, first=first, rows=rows, global_batch=global_batch, seed=seed)
-
-    def shares(self, rows: int, sync_every: int, seed: int) -> Shares:
-        """The same samples in numbered shares, for elastic workers.
-
-        Args:
-            rows: b, windows in a batch.
-            sync_every: H, batches in a share.
-            seed: of the order, the same on all workers.
-        """
-        return Shares(self, rows=rows, sync_every=sync_every, seed=seed)
+        return WorkerBatches(self, worker, workers, global_batch, seed)
 
 
 class WorkerBatches(Iterator[Tensor]):
@@ -145,25 +128,24 @@ class WorkerBatches(Iterator[Tensor]):
 
     Args:
         windows: to read.
-        first: row of the global batch with which this worker's rows begin.
-        rows: of this worker, B/K.
+        worker: k.
+        workers: K.
         global_batch: B.
         seed: of the order.
     """
 
     def __init__(
-        self, windows: Windows, *, first: int, rows: int, global_batch: int, seed: int
+        self, windows: Windows, worker: int, workers: int, global_batch: int, seed: int
     ) -> None:
-        self._windows, self._first, self._rows, self._step = windows, first, rows, 0
+        self._windows, self._rows, self._step = windows, global_batch // workers, 0
+        self._first = worker * self._rows
         # Without the number of workers, which may change when a run is resumed.
         self._identity = {"windows": len(windows), "global_batch": global_batch, "seed": seed}
 
     def __next__(self) -> Tensor:
         start = self._step * self._identity["global_batch"] + self._first
         self._step += 1
-        windows, seed = self._identity["windows"], self._identity["seed"]
-        order = window_order(start, start + self._rows, windows, seed)
-        return self._windows.__getitems__(order.tolist())
+        return self._windows.samples(start, self._rows, self._identity["seed"])
 
     def state_dict(self) -> dict[str, Any]:
         """Number of batches read, and what they depend on."""
@@ -176,44 +158,3 @@ class WorkerBatches(Iterator[Tensor]):
             MismatchError: it is of other batches, of another seed for example.
         """
         self._step = check_matches(state, self._identity)["step"]
-
-
-def validation_windows(
-    tokens: Tokens | Sequence[Tokens], sequence_length: int, count: int
-) -> Tensor:
-    """At most `count` windows, evenly spaced: int64, [count, sequence_length + 1].
-
-    Raises:
-        CorpusError: there is no whole window.
-
-    >>> validation_windows(np.arange(12, dtype=np.uint8), 1, 3).tolist()
-    [[0, 1], [4, 5], [8, 9]]
-    """
-    windows = Windows(tokens, sequence_length)
-    count = min(count, len(windows))
-    return windows.__getitems__([number * len(windows) // count for number in range(count)])
-
-
-class Shares:
-    """The batch of step i within share s: samples (s H + i) b to (s H + i + 1) b - 1.
-
-    Args:
-        windows: what the samples are.
-        rows: b, windows in a batch.
-        sync_every: H, batches in a share.
-        seed: of the order, the same on all workers.
-
-    >>> shares = Shares(Windows(np.arange(8), 1), rows=2, sync_every=1, seed=0)
-    >>> sorted(shares.batch(0, 0)[:, 0].tolist() + shares.batch(1, 0)[:, 0].tolist())
-    [0, 2, 4, 6]
-    """
-
-    def __init__(self, windows: Windows, *, rows: int, sync_every: int, seed: int) -> None:
-        self._windows, self._seed = windows, seed
-        self._rows, self.sync_every = rows, sync_every
-
-    def batch(self, share: int, index: int) -> Tensor:
-        """Batch `index` of `share`: int64, [b, sequence_length + 1]."""
-        start = (share * self.sync_every + index) * self._rows
-        order = window_order(start, start + self._rows, len(self._windows), self._seed)
-        return self._windows.__getitems__(order.tolist())

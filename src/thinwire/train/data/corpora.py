@@ -8,18 +8,16 @@ import os
 import re
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from thinwire.errors import CorpusError, unknown_name
-from thinwire.train.data.shards import ONE_IN, TokenCorpus, shard_corpus, tail
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
@@ -28,24 +26,27 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 SEPARATOR = b"\0"
 """End of every document of a text corpus."""
 
+ONE_IN = 20
+"""One document, or item, in so many is validation."""
+
 _WHOLE_BYTES = 256 * 2**20
 _BLOCK_BYTES = 64 * 2**10
 _BLOCKS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextCorpus:
-    """Documents as bytes, each followed by one zero byte.
+class Corpus:
+    """A corpus in memory, or in memory-mapped files.
 
     Args:
-        name: as the user wrote it.
-        train: uint8, [bytes].
-        validation: uint8, [bytes], of other documents.
+        train: arrays of tokens; of text, one array of bytes: uint8, [bytes].
+        validation: arrays of other documents, of which some may have been cut off the last one.
+        is_text: whether it is documents as bytes, each followed by one zero byte.
     """
 
-    name: str
-    train: Bytes
-    validation: Bytes
+    train: Sequence[npt.NDArray[Any]]
+    validation: Sequence[npt.NDArray[Any]]
+    is_text: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +54,10 @@ class StreamCorpus:
     """Rows with a column "text" that arrive one after the other.
 
     Args:
-        name: as the user wrote it.
         train: the rows to train on.
         validation: rows that the publisher held out; None without any.
     """
 
-    name: str
     train: IterableDataset
     validation: IterableDataset | None
 
@@ -100,7 +99,7 @@ def is_validation(key: str) -> bool:
     return int(hashlib.md5(key.encode(), usedforsecurity=False).hexdigest(), 16) % ONE_IN == 0
 
 
-def split_documents(name: str, documents: Iterable[tuple[str, bytes]]) -> TextCorpus:
+def split_documents(name: str, documents: Iterable[tuple[str, bytes]]) -> Corpus:
     """Sorts (key, text) pairs into train and validation.
 
     If the hash leaves one side empty, as it may with few documents, the last 5 % of all bytes are
@@ -119,16 +118,21 @@ def split_documents(name: str, documents: Iterable[tuple[str, bytes]]) -> TextCo
         )
     if not train.size or not validation.size:
         train, validation = _cut(train if train.size else validation)
-    return TextCorpus(name=name, train=train, validation=validation)
+    return Corpus(train=[train], validation=[validation], is_text=True)
 
 
 def _cut(text: Bytes) -> tuple[Bytes, Bytes]:
-    cut = tail(text.size)
+    cut = _tail(text.size)
     # 10xxxxxx continues a UTF-8 sequence: a character belongs to one side as a whole. It has at
     # most three of them; bytes that are not UTF-8 may have any number in a row.
     for _ in range(3):
         cut += int(cut < text.size and (text[cut] & 0xC0) == 0x80)
     return text[:cut], text[cut:]
+
+
+def _tail(length: int) -> int:
+    """Start of the last 5 % of `length` items, of which there is at least one."""
+    return length - max(1, length // ONE_IN)
 
 
 # -- text in files ---------------------------------------------------------------------------------
@@ -138,39 +142,26 @@ def _cut(text: Bytes) -> tuple[Bytes, Bytes]:
 _TABLES = frozenset({"encodings", "pydoc_data"})
 _LARGEST_BYTES = 400_000
 
-# Not part of the standard library.
-_INSTALLED = frozenset({"site-packages", "dist-packages"})
+KNOWN_CORPORA: Mapping[str, tuple[Sequence[str], frozenset[str]]] = {
+    "python-stdlib": (["stdlib"], frozenset({"site-packages", "dist-packages"})),
+    "site-packages": (["purelib", "platlib"], frozenset()),
+}
+"""Corpora of every machine, by name: the folders that sysconfig knows, and what is left out."""
 
 
-def python_stdlib(name: str) -> TextCorpus:
-    """The running Python's standard library, with its tests: some 30 MB."""
-    return source_corpus(name, [Path(sysconfig.get_path("stdlib"))], without=_INSTALLED)
-
-
-def site_packages(name: str) -> TextCorpus:
-    """Every installed package's source files: hundreds of MB where torch is."""
-    folders = dict.fromkeys(Path(sysconfig.get_path(which)) for which in ("purelib", "platlib"))
-    return source_corpus(name, list(folders))
-
-
-def source_corpus(
-    name: str, roots: Sequence[Path], *, without: frozenset[str] = frozenset()
-) -> TextCorpus:
-    """The .py files under `roots` in sorted order, split by their relative path.
-
-    Args:
-        name: of the corpus, for errors.
-        roots: folders, read one after the other.
-        without: names of folders that are left out.
+def source_corpus(name: str) -> Corpus:
+    """The .py files of one of `KNOWN_CORPORA` in sorted order, split by their relative path.
 
     Raises:
         CorpusError: there is no such file, or one cannot be read.
     """
+    places, without = KNOWN_CORPORA[name]
+    roots = dict.fromkeys(Path(sysconfig.get_path(place)) for place in places)
     return split_documents(name, _source_files(name, roots, without | _TABLES))
 
 
 def _source_files(
-    name: str, roots: Sequence[Path], without: frozenset[str]
+    name: str, roots: Iterable[Path], without: frozenset[str]
 ) -> Iterator[tuple[str, bytes]]:
     for root in roots:
         found: dict[str, Path] = {}
@@ -191,17 +182,15 @@ def _source_files(
 
 _ROWS = 1_000
 
-_READERS: Mapping[str, tuple[str, dict[str, Any]]] = MappingProxyType(
-    {
-        ".txt": ("text", {"sample_by": "document"}),
-        ".jsonl": ("json", {}),
-        # The default, the size of the first row group, fails for a file without rows.
-        ".parquet": ("parquet", {"batch_size": _ROWS}),
-    }
-)
+_READERS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    ".txt": ("text", {"sample_by": "document"}),
+    ".jsonl": ("json", {}),
+    # The default, the size of the first row group, fails for a file without rows.
+    ".parquet": ("parquet", {"batch_size": _ROWS}),
+}
 
 
-def document_corpus(name: str, root: Path, files: Sequence[Path]) -> TextCorpus:
+def document_corpus(name: str, root: Path, files: Sequence[Path]) -> Corpus:
     """The documents in `files`, split by (file name relative to `root`, row).
 
     A .txt file is one document; a row of .jsonl or .parquet is one, in its field "text". Empty
@@ -247,19 +236,88 @@ def _batches(file: Path) -> Iterator[dict[str, list[Any]]]:
         yield from rows.iter(batch_size=_ROWS)
 
 
-# -- names -----------------------------------------------------------------------------------------
+# -- token shards: `.bin` files as nanoGPT and modded-nanogpt write them, memory-mapped -----------
 
-KNOWN_CORPORA: Mapping[str, Callable[[str], TextCorpus]] = MappingProxyType(
-    {"python-stdlib": python_stdlib, "site-packages": site_packages}
-)
-"""Corpora of every machine, by name."""
+_MAGIC = 20240520
+_VERSION = 1
+_HEADER_BYTES = 4 * 256
+_FIELDS = 3
+
+_TOKEN = np.dtype("<u2")
+
+
+def shard_corpus(root: Path, files: Sequence[Path]) -> Corpus:
+    """The tokens in `files`: names with "train" are for training, names with "val" for validation.
+
+    Without a name with "train", all without "val" are for training; otherwise files with neither,
+    such as a test set, are left out. Without a name with "val", the last 5 % of the last shard are
+    for validation.
+
+    Raises:
+        CorpusError: a shard is malformed, or all of them are validation.
+    """
+    validation = [file for file in files if "val" in file.name and "train" not in file.name]
+    rest = [file for file in files if file not in validation]
+    train = [file for file in rest if "train" in file.name] or rest
+    if not train:
+        raise _malformed(root, 'every shard is named "val"', "add a shard to train on")
+    shards = [read_shard(file) for file in train]
+    if validation:
+        held_out = [read_shard(file) for file in validation]
+    else:
+        cut = _tail(shards[-1].size)
+        shards[-1], held_out = shards[-1][:cut], [shards[-1][cut:]]
+    return Corpus(train=shards, validation=held_out, is_text=False)
+
+
+def read_shard(file: Path) -> npt.NDArray[Any]:
+    """The tokens of one shard: uint16, [tokens], memory-mapped.
+
+    nanoGPT: nothing but little-endian uint16. modded-nanogpt: 256 int32 before them, the first
+    three are the magic number 20240520, version 1 and the number of tokens.
+
+    Raises:
+        CorpusError: the header, or the size, is not that of a shard; names the file.
+    """
+    try:
+        size = file.stat().st_size
+        raw = np.asarray(np.memmap(file, dtype=np.uint8, mode="r")) if size else None
+    except OSError as error:
+        raise _malformed(file, f"it cannot be read: {error}", "make it readable") from error
+    if raw is None or size % _TOKEN.itemsize:
+        raise _malformed(file, f"it has {size} bytes", "pass a whole shard of uint16 tokens")
+    header = raw[:_HEADER_BYTES].view("<i4") if size >= _HEADER_BYTES else None
+    # Files of nanoGPT have no magic number, so a wrong one looks like tokens; but 253 zeros behind
+    # three numbers are no text in any vocabulary.
+    if header is None or not (int(header[0]) == _MAGIC or not header[_FIELDS:].any()):
+        return raw.view(_TOKEN)
+    tokens = raw[_HEADER_BYTES:].view(_TOKEN)
+    magic, version, count = (int(field) for field in header[:_FIELDS])
+    if magic != _MAGIC:
+        raise _malformed(file, f"its magic number is {magic}, not {_MAGIC}", _REWRITE)
+    if version != _VERSION:
+        raise _malformed(file, f"its version is {version}, not {_VERSION}", _REWRITE)
+    if count != tokens.size:
+        promised = f"its header promises {count} tokens and it has {tokens.size}"
+        raise _malformed(file, promised, "fetch it again")
+    return tokens
+
+
+_REWRITE = "write it as modded-nanogpt does (uint16 tokens), or without a header as nanoGPT does"
+
+
+def _malformed(file: Path, why: str, do: str) -> CorpusError:
+    return CorpusError(f"read token shards in {str(file)!r}", because=why, do=do)
+
+
+# -- names -----------------------------------------------------------------------------------------
 
 _SHARD = ".bin"
 _SUFFIXES = _READERS.keys() | {_SHARD}
 _SAY = "a path to .txt, .jsonl, .parquet or .bin, or a hub name org/name[:configuration]"
 
 
-def resolve(name: str) -> TextCorpus | TokenCorpus | StreamCorpus:
+def resolve(name: str) -> Corpus | StreamCorpus:
     """The corpus called `name`: one of `KNOWN_CORPORA`, a path, or a hub name, in this order.
 
     Raises:
@@ -267,10 +325,10 @@ def resolve(name: str) -> TextCorpus | TokenCorpus | StreamCorpus:
     """
     path = Path(name).expanduser()
     if name in KNOWN_CORPORA:
-        return KNOWN_CORPORA[name](name)
+        return source_corpus(name)
     if name and path.exists():
         return _read_path(name, path)
-    if is_hub_name(name) and path.suffix not in _SUFFIXES:
+    if _HUB_NAME.fullmatch(name) and path.suffix not in _SUFFIXES:
         return hub_corpus(name)
     raise unknown_name(
         f"find corpus {name!r}",
@@ -282,7 +340,7 @@ def resolve(name: str) -> TextCorpus | TokenCorpus | StreamCorpus:
     )
 
 
-def _read_path(name: str, path: Path) -> TextCorpus | TokenCorpus:
+def _read_path(name: str, path: Path) -> Corpus:
     if path.is_dir():
         root, files = path, [file for file in sorted(path.rglob("*")) if not file.is_dir()]
     else:
@@ -291,7 +349,7 @@ def _read_path(name: str, path: Path) -> TextCorpus | TokenCorpus:
     texts = [file for file in files if file.suffix in _READERS]
     # nanoGPT leaves the text next to the train.bin that it made from it: shards come first.
     if shards:
-        return shard_corpus(name, root, shards)
+        return shard_corpus(root, shards)
     if texts:
         return document_corpus(name, root, texts)
     endings = sorted({file.suffix or file.name for file in files})
@@ -299,20 +357,14 @@ def _read_path(name: str, path: Path) -> TextCorpus | TokenCorpus:
     raise CorpusError(f"read corpus {name!r}", because=f"it holds {found}", do=f"pass {_SAY}")
 
 
-_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
-
-
-def is_hub_name(name: str) -> bool:
-    """True if `name` is `organisation/name` or `organisation/name:configuration`.
-
-    >>> is_hub_name("org/data:10BT"), is_hub_name("org"), is_hub_name("../data")
-    (True, False, False)
-    """
-    return _NAME.fullmatch(name) is not None
+# organisation/name, or organisation/name:configuration
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
 
 
 def hub_corpus(name: str) -> StreamCorpus:
     """The corpus `organisation/name[:configuration]`, streamed.
+
+    Its split "validation" validates, or else "test".
 
     Raises:
         CorpusError: it cannot be reached, or it has no split to train on.
@@ -326,18 +378,9 @@ def hub_corpus(name: str) -> StreamCorpus:
         because = f"the hub did not answer with it: {error}"
         do = "check the name and the network, or name a local corpus such as python-stdlib"
         raise CorpusError(f"stream corpus {name!r}", because=because, do=do) from error
-    return stream_corpus(name, splits)
-
-
-def stream_corpus(name: str, splits: Mapping[str, IterableDataset]) -> StreamCorpus:
-    """Picks the splits: "train", and "validation" or "test" where one of them exists.
-
-    Raises:
-        CorpusError: there is no split "train".
-    """
     if "train" not in splits:
-        what = f"stream corpus {name!r}"
+        because = f'it has no split "train", only {sorted(splits)}'
         do = "name a corpus, or a configuration of it, that has one"
-        raise CorpusError(what, because=f'it has no split "train", only {sorted(splits)}', do=do)
+        raise CorpusError(f"stream corpus {name!r}", because=because, do=do)
     validation = splits.get("validation", splits.get("test"))
-    return StreamCorpus(name=name, train=splits["train"], validation=validation)
+    return StreamCorpus(train=splits["train"], validation=validation)

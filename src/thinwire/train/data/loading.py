@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
 from thinwire.errors import ConfigurationError, CorpusError
-from thinwire.train.data.batches import Tokens, Windows, validation_windows
-from thinwire.train.data.corpora import StreamCorpus, TextCorpus, TokenCorpus, fingerprint, resolve
+from thinwire.train.data.batches import Tokens, Windows
+from thinwire.train.data.corpora import StreamCorpus, fingerprint, resolve
 from thinwire.train.data.streams import StreamWindows, first_documents
 from thinwire.train.data.tokenization import Tokenizer, load_tokenizer
 
 _FEWEST_WINDOWS = 4
-_NO_TEXT = np.empty(0, dtype=np.uint8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,23 +52,65 @@ class Data:
             CorpusError: it is unknown, empty, unreadable or too short.
             ConfigurationError: the tokenizer does not fit the corpus.
         """
-        match resolve(self.corpus):
-            case TextCorpus() as corpus:
-                key = fingerprint([corpus.train])
-                tokenizer = load_tokenizer(self.tokenizer, text=corpus.train, key=key)
-                train = tokenizer.encode(corpus.train.tobytes())
-                validation = tokenizer.encode(corpus.validation.tobytes())
-                return _cut(self, tokenizer, [train], [validation])
-            case TokenCorpus() as corpus:
-                tokenizer = load_tokenizer(self.tokenizer, text=None)
-                loaded = _cut(self, tokenizer, corpus.train, corpus.validation)
-                if (largest := int(loaded.validation.max())) >= loaded.vocab_size:
-                    what = f"read corpus {self.corpus!r} with a vocabulary of {loaded.vocab_size}"
-                    do = f"pass tokenizer 'ids:{largest + 1}' or more"
-                    raise CorpusError(what, because=f"it holds token {largest}", do=do)
-                return loaded
-            case StreamCorpus() as corpus:
-                return load_stream(self, corpus)
+        corpus = resolve(self.corpus)
+        if isinstance(corpus, StreamCorpus):
+            return self._load_stream(corpus)
+        train, validation = corpus.train, corpus.validation
+        if corpus.is_text:
+            tokenizer = load_tokenizer(self.tokenizer, train[0])
+            train = [tokenizer.encode(train[0].tobytes())]
+            validation = [tokenizer.encode(validation[0].tobytes())]
+        else:
+            tokenizer = load_tokenizer(self.tokenizer, None)
+        loaded = LoadedData(
+            tokenizer=tokenizer,
+            training=self._windows("training", train, _FEWEST_WINDOWS),
+            validation=self._spread(validation),
+            fingerprint=fingerprint([*train, *validation]),
+        )
+        if not corpus.is_text and (largest := int(loaded.validation.max())) >= loaded.vocab_size:
+            what = f"read corpus {self.corpus!r} with a vocabulary of {loaded.vocab_size}"
+            do = f"pass tokenizer 'ids:{largest + 1}' or more"
+            raise CorpusError(what, because=f"it holds token {largest}", do=do)
+        return loaded
+
+    def _load_stream(self, corpus: StreamCorpus) -> LoadedData:
+        """Validates on its held-out split; without one, on its first documents.
+
+        These are then left out of training.
+        """
+        if self.tokenizer.startswith("bpe:"):
+            what = f"train tokenizer {self.tokenizer!r} on {self.corpus!r}"
+            because = "a stream is read piece by piece, and a BPE is trained on the whole text"
+            do = "pass 'bytes', a folder or a hub name"
+            raise ConfigurationError(what, because=because, do=do)
+        tokenizer = load_tokenizer(self.tokenizer, np.empty(0, dtype=np.uint8))
+        needed = self.validation_sequences * (self.sequence_length + 1)
+        rows = corpus.train if corpus.validation is None else corpus.validation
+        validation, held_out = first_documents(rows, tokenizer.encode, needed)
+        identity = f"{self.corpus} {fingerprint([validation])}"
+        return LoadedData(
+            tokenizer=tokenizer,
+            training=StreamWindows(corpus.train, tokenizer.encode, self.sequence_length, held_out),
+            validation=self._spread([validation]),
+            fingerprint=hashlib.sha256(identity.encode()).hexdigest(),
+        )
+
+    def _windows(self, side: str, arrays: Sequence[Tokens], least: int) -> Windows:
+        windows = Windows(arrays, self.sequence_length)
+        if len(windows) < least:
+            what = f"cut the {side} side of corpus {self.corpus!r} into windows of "
+            tokens = sum(array.size for array in arrays)
+            because = f"it has {tokens} tokens and needs {least * windows.width}"
+            do = "pass a larger corpus or a smaller sequence_length"
+            raise CorpusError(f"{what}{windows.width} tokens", because=because, do=do)
+        return windows
+
+    def _spread(self, arrays: Sequence[Tokens]) -> Tensor:
+        """Windows to validate on, evenly spaced over `arrays`."""
+        windows = self._windows("validation", arrays, 1)
+        count = min(self.validation_sequences, len(windows))
+        return windows.rows(number * len(windows) // count for number in range(count))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +119,7 @@ class LoadedData:
 
     Args:
         tokenizer: of the tokens.
-        training: windows to train on; workers read its `batches` or `shares`.
+        training: windows to train on; workers read its `batches` or `samples`.
         validation: int64, [n, sequence_length + 1], of documents that are not trained on.
         fingerprint: hexadecimal; equal for equal tokens on both sides. That of a stream depends
             on its name and validation side only.
@@ -93,55 +134,3 @@ class LoadedData:
     def vocab_size(self) -> int:
         """Token ids are below it."""
         return self.tokenizer.vocab_size
-
-
-def load_stream(data: Data, corpus: StreamCorpus) -> LoadedData:
-    """Load a stream.
-
-    Validates on its held-out split; without one, on its first documents, which are then left out of
-    training.
-
-    Raises:
-        CorpusError: a row has no text, or there is too little of it.
-        ConfigurationError: the tokenizer would have to be trained on the stream.
-    """
-    if data.tokenizer.startswith("bpe:"):
-        what = f"train tokenizer {data.tokenizer!r} on {corpus.name!r}"
-        because = "a stream is read piece by piece, and a BPE is trained on the whole text"
-        raise ConfigurationError(what, because=because, do="pass 'bytes', a folder or a hub name")
-    tokenizer = load_tokenizer(data.tokenizer, text=_NO_TEXT)
-    needed = data.validation_sequences * (data.sequence_length + 1)
-    rows = corpus.train if corpus.validation is None else corpus.validation
-    validation, held_out = first_documents(rows, tokenizer.encode, needed)
-    _require(data, "validation", [validation], 1)
-    digest = hashlib.sha256(f"{corpus.name} {fingerprint([validation])}".encode()).hexdigest()
-    return LoadedData(
-        tokenizer=tokenizer,
-        training=StreamWindows(corpus.train, tokenizer.encode, data.sequence_length, held_out),
-        validation=validation_windows(validation, data.sequence_length, data.validation_sequences),
-        fingerprint=digest,
-    )
-
-
-def _cut(
-    data: Data, tokenizer: Tokenizer, train: Sequence[Tokens], validation: Sequence[Tokens]
-) -> LoadedData:
-    _require(data, "training", train, _FEWEST_WINDOWS)
-    _require(data, "validation", validation, 1)
-    length = data.sequence_length
-    return LoadedData(
-        tokenizer=tokenizer,
-        training=Windows(train, length),
-        validation=validation_windows(validation, length, data.validation_sequences),
-        fingerprint=fingerprint([*train, *validation]),
-    )
-
-
-def _require(data: Data, side: str, arrays: Iterable[Tokens], windows: int) -> None:
-    width = data.sequence_length + 1
-    sizes = [array.size for array in arrays]
-    if sum(size // width for size in sizes) < windows:
-        what = f"cut the {side} side of corpus {data.corpus!r} into windows of {width} tokens"
-        because = f"it has {sum(sizes)} tokens and needs {windows * width}"
-        do = "pass a larger corpus or a smaller sequence_length"
-        raise CorpusError(what, because=because, do=do)

@@ -23,8 +23,6 @@ from thinwire.train.data.batches import check_matches
 if TYPE_CHECKING:
     from datasets import IterableDataset
 
-    from thinwire.train.data.batches import Shares
-
 Encode = Callable[[bytes], npt.NDArray[Any]]
 
 _END = b"\0"
@@ -64,9 +62,9 @@ class StreamWindows:
         identity = {"worker": worker, "workers": workers, "rows": global_batch // workers}
         return StreamBatches(self, identity)
 
-    def shares(self, rows: int, sync_every: int, seed: int) -> Shares:
-        """Raise `ConfigurationError`: a stream has no numbered shares."""
-        del rows, sync_every, seed
+    def samples(self, start: int, count: int, seed: int) -> Tensor:
+        """Raise `ConfigurationError`: a stream has no numbered samples."""
+        del start, count, seed
         what = "join a run on a stream"
         because = "workers that join and leave read shares of the data, and a stream has none"
         raise ConfigurationError(what, because=because, do="download the corpus and pass its files")

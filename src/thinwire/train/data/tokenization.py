@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from thinwire.errors import ConfigurationError, CorpusError
 from thinwire.files import replace_file
+from thinwire.train.data.corpora import fingerprint
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Bpe
@@ -31,11 +32,10 @@ _GPT2_VOCABULARY = 50304  # 50257, rounded up to a multiple of 64 as nanoGPT doe
 class Tokenizer(ABC):
     """Bytes to token ids below `vocab_size`; a zero byte ends a document."""
 
-    name: str
     vocab_size: int
 
     @abstractmethod
-    def encode(self, text: bytes | str) -> Tokens:
+    def encode(self, text: bytes) -> Tokens:
         """The token ids of `text`: uint8, uint16 or int32, [tokens]."""
 
     def save(self, folder: str | Path) -> None:
@@ -46,68 +46,43 @@ class Tokenizer(ABC):
 class ByteTokenizer(Tokenizer):
     """Every byte is its own token.
 
-    >>> ByteTokenizer().encode("hé").tolist()
+    >>> ByteTokenizer().encode("hé".encode()).tolist()
     [104, 195, 169]
     """
 
-    name = "bytes"
     vocab_size = _ALPHABET
 
-    def encode(self, text: bytes | str) -> Tokens:
+    def encode(self, text: bytes) -> Tokens:
         """The bytes of `text`: uint8, [bytes]."""
-        return np.frombuffer(_as_bytes(text), dtype=np.uint8)
+        return np.frombuffer(text, dtype=np.uint8)
 
 
 class TokenIds(Tokenizer):
     """The vocabulary of a corpus of tokens, of which only the size is known."""
 
     def __init__(self, vocab_size: int) -> None:
-        self.name = f"ids:{vocab_size}"
         self.vocab_size = vocab_size
 
-    def encode(self, text: bytes | str) -> Tokens:
+    def encode(self, text: bytes) -> Tokens:
         """Raise `CorpusError`: the tokenizer of the corpus is unknown."""
-        what, do = f"encode {len(text)} characters", "name the tokenizer that made them"
+        what, do = f"encode {len(text)} bytes", "name the tokenizer that made them"
         raise CorpusError(what, because="the corpus came as tokens, without its tokenizer", do=do)
-
-
-class TrainedTokenizer(Tokenizer):
-    """A byte-level BPE of the `tokenizers` library; bytes that are not UTF-8 become U+FFFD."""
-
-    def __init__(self, name: str, bpe: Any) -> None:
-        self.name = name
-        self.vocab_size = int(bpe.get_vocab_size())
-        self._bpe = bpe
-
-    def encode(self, text: bytes | str) -> Tokens:
-        """Token ids: uint16 or int32, [tokens]. Texts above 1 MiB are cut after a line's end."""
-        texts = pieces(_as_bytes(text))
-        groups = iter(lambda: list(itertools.islice(texts, _PIECES_AT_ONCE)), [])
-        encodings = (self._bpe.encode_batch_fast(group) for group in groups)
-        ids = (encoding.ids for group in encodings for encoding in group)
-        return _concatenate(ids, self.vocab_size)
-
-    def save(self, folder: str | Path) -> None:
-        """Write a tokenizer that `transformers.AutoTokenizer` reads."""
-        from transformers import PreTrainedTokenizerFast
-
-        fast = PreTrainedTokenizerFast(tokenizer_object=self._bpe, eos_token=SEPARATOR)
-        fast.save_pretrained(str(folder))
 
 
 class PretrainedTokenizer(Tokenizer):
     """A tokenizer of `transformers`; its end-of-text token, if it has one, ends a document."""
 
-    def __init__(self, name: str, pretrained: Any) -> None:
-        self.name = name
+    def __init__(self, pretrained: Any) -> None:
         self.vocab_size = len(pretrained)
         self._pretrained = pretrained
         end = pretrained.eos_token_id
         self._end: list[int] = [] if end is None else [int(end)]
 
-    def encode(self, text: bytes | str) -> Tokens:
+    def encode(self, text: bytes) -> Tokens:
         """Token ids: uint16 or int32, [tokens]. Texts above 1 MiB are cut after a line's end."""
-        return _concatenate(self._ids(pieces(_as_bytes(text))), self.vocab_size)
+        dtype = np.uint16 if self.vocab_size <= 2**16 else np.int32
+        parts = self._ids(pieces(text))
+        return np.concatenate([np.empty(0, dtype), *(np.asarray(ids, dtype) for ids in parts)])
 
     def _ids(self, texts: Iterable[str]) -> Iterator[list[int]]:
         encode = partial(self._pretrained.encode, add_special_tokens=False)
@@ -122,7 +97,17 @@ class PretrainedTokenizer(Tokenizer):
         self._pretrained.save_pretrained(str(folder))
 
 
-def load_tokenizer(name: str, *, text: Text | None, key: str = "") -> Tokenizer:
+class TrainedTokenizer(PretrainedTokenizer):
+    """A byte-level BPE of the `tokenizers` library; bytes that are not UTF-8 become U+FFFD."""
+
+    def _ids(self, texts: Iterable[str]) -> Iterator[list[int]]:
+        # It knows the separator, so several pieces are encoded at once.
+        texts, encode = iter(texts), self._pretrained.backend_tokenizer.encode_batch_fast
+        while group := list(itertools.islice(texts, _PIECES_AT_ONCE)):
+            yield from (encoding.ids for encoding in encode(group))
+
+
+def load_tokenizer(name: str, text: Text | None) -> Tokenizer:
     """The tokenizer called `name`, for a corpus of text or for one that came as tokens.
 
     Args:
@@ -131,21 +116,24 @@ def load_tokenizer(name: str, *, text: Text | None, key: str = "") -> Tokenizer:
             a vocabulary of that size, of tokens; else a folder or a hub name for
             `transformers.AutoTokenizer`.
         text: uint8, [bytes]: the training side of the corpus; None of one that came as tokens.
-        key: a fingerprint of `text`, by which a trained BPE is found again.
 
     Raises:
         ConfigurationError: the name is not one of a tokenizer for text, or a vocabulary of tokens.
         CorpusError: the tokenizer cannot be loaded, or the cache cannot be written.
     """
     kind, colon, size = name.partition(":")
-    if name == ByteTokenizer.name:
+    if name == "bytes":
         return TokenIds(_GPT2_VOCABULARY) if text is None else ByteTokenizer()
     if kind == "bpe" and colon:
         if text is None:
             do = "name the vocabulary that made the tokens, such as ids:50304"
             raise _unfit(name, "the corpus holds tokens and no text to train it on", do)
         vocab_size = _vocabulary(name, size, at_least=_ALPHABET + 1)
-        return TrainedTokenizer(name, cached_bpe(text, vocab_size, key))
+        from transformers import PreTrainedTokenizerFast
+
+        bpe = cached_bpe(text, vocab_size)
+        fast = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=SEPARATOR)
+        return TrainedTokenizer(fast)
     if kind == "ids" and colon:
         if text is not None:
             raise _unfit(name, "it names token ids and the corpus is text", "pass 'bytes'")
@@ -153,7 +141,7 @@ def load_tokenizer(name: str, *, text: Text | None, key: str = "") -> Tokenizer:
     from transformers import AutoTokenizer
 
     try:
-        return PretrainedTokenizer(name, AutoTokenizer.from_pretrained(name))
+        return PretrainedTokenizer(AutoTokenizer.from_pretrained(name))
     except Exception as error:  # transformers, the hub and httpx each have a tree of their own
         what = f"load tokenizer {name!r}"
         do = "pass 'bytes', 'bpe:4096', a folder with tokenizer.json, or a hub name"
@@ -169,15 +157,6 @@ def _vocabulary(name: str, size: str, *, at_least: int) -> int:
 
 def _unfit(name: str, because: str, do: str) -> ConfigurationError:
     return ConfigurationError(f"use tokenizer {name!r}", because=because, do=do)
-
-
-def _as_bytes(text: bytes | str) -> bytes:
-    return text.encode() if isinstance(text, str) else text
-
-
-def _concatenate(ids: Iterable[list[int]], vocab_size: int) -> Tokens:
-    dtype = np.uint16 if vocab_size <= 2**16 else np.int32
-    return np.concatenate([np.empty(0, dtype), *(np.asarray(part, dtype) for part in ids)])
 
 
 SEPARATOR = "\0"
@@ -220,15 +199,15 @@ def cache_folder() -> Path:
     return Path(os.environ.get("THINWIRE_CACHE") or "~/.cache/thinwire").expanduser()
 
 
-def cached_bpe(text: Text, vocab_size: int, key: str) -> Bpe:
-    """`train_bpe`, or what it returned before for the same `key`.
+def cached_bpe(text: Text, vocab_size: int) -> Bpe:
+    """`train_bpe`, or what it returned before for an equal text.
 
     Raises:
         CorpusError: the cache cannot be written or read.
     """
     from tokenizers import Tokenizer as Bpe
 
-    path = cache_folder() / f"bpe-{vocab_size}-{key}.json"
+    path = cache_folder() / f"bpe-{vocab_size}-{fingerprint([text])}.json"
     try:
         if not path.exists():
             contents = train_bpe(text, vocab_size).to_str()

@@ -64,16 +64,6 @@ class WorkerGroup:
     # -- progress ----------------------------------------------------------------------------------
 
     @property
-    def leads(self) -> bool:
-        """Whether this process has rank 0, which writes the files that exist once."""
-        return self.workers[0].rank == 0
-
-    @property
-    def stops_alone(self) -> bool:
-        """Whether this process may stop between any two steps, without other ranks."""
-        return self.checkpoint_ranks == len(self.workers)
-
-    @property
     def step(self) -> int:
         """Inner steps of the schedule."""
         return self.workers[0].step
@@ -85,11 +75,6 @@ class WorkerGroup:
         if self.events is None:
             return self.step * total
         return self.workers[0].steps_taken * total // self._config.workers
-
-    @property
-    def can_checkpoint(self) -> bool:
-        """Whether a checkpoint may be written now: in an elastic run, between two rounds."""
-        return self.events is None or self.step % self._config.method.sync_every == 0
 
     def record_fields(self) -> dict[str, int]:
         """Further fields of records: the number of workers of an elastic run."""
@@ -128,10 +113,6 @@ class WorkerGroup:
         # A round of an elastic run may have been discarded.
         self.each(lambda worker: worker.outer.flush())
         self.follow()
-
-    def begin_consensus(self) -> None:
-        """Begin to gather the outer parameters for an evaluation, before any worker waits."""
-        self.each(lambda worker: worker.outer.evaluating())
 
     def each(self, work: Callable[[Worker], T]) -> list[T]:
         """`work` of each local worker, in rank order, with the worker's random stream."""

@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,18 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from thinwire.asynchronous import Assignment, AsyncWorker
+from thinwire.asynchronous import Assignment
 from thinwire.errors import CheckpointError, CorpusError, NonFiniteError, check
 from thinwire.following import is_nested_step
 from thinwire.handshake import digest
 from thinwire.live_weights import local_shard
-from thinwire.outer_loop import OuterLoop
 from thinwire.rejection import CLIPPED
 from thinwire.train.config import Runtime, TrainConfig
 from thinwire.train.data import LoadedData
 from thinwire.train.models import save_pretrained
 from thinwire.train.workers.ranks import Ranks, gather, load_model, load_optimizer, plain
-from thinwire.transport import Transport
 
 _SUMMED = (
     *("sent_bytes", "received_bytes", "peak_sent_bytes_per_step"),
@@ -58,6 +56,9 @@ class RandomStream:
         seed: of the run.
         worker: workers draw independent numbers.
         device: whose generator is used besides the CPU's.
+
+    Attributes:
+        states: of the generators; saved and loaded with the worker.
     """
 
     def __init__(self, *, seed: int, worker: int, device: torch.device) -> None:
@@ -65,27 +66,19 @@ class RandomStream:
         mixed = hashlib.sha256(f"thinwire {seed} {worker}".encode()).digest()
         with torch.random.fork_rng(devices=self._devices):
             torch.manual_seed(int.from_bytes(mixed[:7], "little"))
-            self._states = self._current()
+            self.states = self._current()
 
     @contextmanager
     def active(self) -> Generator[None]:
         """Draw from this worker's stream in a block."""
         with torch.random.fork_rng(devices=self._devices):
-            torch.set_rng_state(self._states["cpu"])
+            torch.set_rng_state(self.states["cpu"])
             for device in self._devices:
-                torch.cuda.set_rng_state(self._states["cuda"], device)
+                torch.cuda.set_rng_state(self.states["cuda"], device)
             try:
                 yield
             finally:
-                self._states = self._current()
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """States of the generators."""
-        return dict(self._states)
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue a stream."""
-        self._states = {key: value.cpu() for key, value in state.items()}
+                self.states = self._current()
 
     def _current(self) -> dict[str, Tensor]:
         states = {"cpu": torch.get_rng_state()}
@@ -112,6 +105,23 @@ def token_losses(model: nn.Module, windows: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten(), reduction="none")
 
 
+def checked_loss(loss: float, step: int) -> float:
+    """`loss`, or raise `NonFiniteError`.
+
+    Args:
+        loss: of the outer parameters, on the validation side.
+        step: inner step of the run.
+    """
+    check(
+        math.isfinite(loss),
+        f"continue after step {step}",
+        because=f"the validation loss of the outer parameters is {loss}",
+        do="start again with a lower --inner-lr; earlier checkpoints are intact",
+        kind=NonFiniteError,
+    )
+    return loss
+
+
 class Worker:
     """One worker of a run, or one of its ranks.
 
@@ -121,10 +131,9 @@ class Worker:
     Args:
         config: of the run.
         data: the loaded corpus.
-        transport: the connection to the other workers; None for a worker of an asynchronous run.
+        connect: makes the outer loop, or the `AsyncWorker`, of model, optimizer and method.
         identity: which of them it is.
         ranks: of this worker.
-        facts: in an asynchronous run, what all workers have in common.
 
     Attributes:
         outer: the outer loop; in an asynchronous run an `AsyncWorker`, whose state is saved and
@@ -137,11 +146,9 @@ class Worker:
         self,
         config: TrainConfig,
         data: LoadedData,
-        transport: Transport | None,
+        connect: Callable[..., Any],
         identity: WorkerIdentity,
         ranks: Ranks,
-        *,
-        facts: Mapping[str, str] | None = None,
     ) -> None:
         machine, device = config.machine, torch.device(config.machine.device)
         self.config, self.device, self.ranks = config, device, ranks
@@ -151,13 +158,8 @@ class Worker:
         self.model = self._build()
         ranks.place(self.model, device)
         self.optimizer = config.method.inner.build(self.model)
-        parts, outer_device = (self.model, self.optimizer, config.method), machine.outer_device
-        self.outer: Any
-        if transport is None:
-            number = identity.number
-            self.outer = AsyncWorker(*parts, rank=number, facts=facts, outer_device=outer_device)
-        else:
-            self.outer = OuterLoop(*parts, transport=transport, outer_device=outer_device)
+        parts = (self.model, self.optimizer, config.method)
+        self.outer: Any = connect(*parts, outer_device=machine.outer_device)
         # After the outer loop's own hook: what is clipped is what the optimizer is about to use.
         self.optimizer.register_step_pre_hook(lambda *_: self._clip())
         self._rates = [float(group["lr"]) for group in self.optimizer.param_groups]
@@ -179,10 +181,10 @@ class Worker:
                 seed=config.seed,
             )
         every, rows = config.method.sync_every, config.global_batch // config.workers
-        shares = data.training.shares(rows=rows, sync_every=every, seed=config.seed)
         # They have no state: the outer loop has the position.
-        place = lambda: (self.outer.share, self.outer.inner_step % every)  # noqa: E731
-        return (shares.batch(*place()) for _ in itertools.count())
+        batch = lambda: self.outer.share * every + self.outer.inner_step % every  # noqa: E731
+        samples = data.training.samples
+        return (samples(batch() * rows, rows, config.seed) for _ in itertools.count())
 
     def train(self, assignment: Assignment) -> float:
         """Take the inner steps of an asynchronous assignment; returns their mean loss.
@@ -251,10 +253,10 @@ class Worker:
         self.model.eval()
         precision = autocast(self.config.machine, self.device)
         with self.outer.evaluating(), precision, self.ranks.naming_failures():
-            for part in mine.split(batch):
-                losses = token_losses(self.model, part.to(self.device))[: left * time]
+            for start in range(0, len(mine), batch):
+                part = mine[start : start + batch].to(self.device)
+                losses = token_losses(self.model, part)[: (left - start) * time]
                 total += losses.double().sum()
-                left = max(0, left - len(part))
         self.model.train()
         return total.item()
 
@@ -308,7 +310,7 @@ class Worker:
             "optimizer": plain(self.optimizer.state_dict()),
             "outer": self.outer.state_dict(),
             **({"batches": self.batches.state_dict()} if has_block else {}),
-            "random": self.stream.state_dict(),
+            "random": dict(self.stream.states),
             "steps_taken": self.steps_taken,
         }
 
@@ -335,7 +337,7 @@ class Worker:
         # continues its random numbers and its error feedback; the others draw their own numbers,
         # and have sent nothing whose error they would owe.
         if sources is None or self.rank < sources:
-            self.stream.load_state_dict(state["random"])
+            self.stream.states = {name: its.cpu() for name, its in state["random"].items()}
             self.outer.load_state_dict(state["outer"])
         else:
             self.outer.load_state_dict(state["outer"], with_feedback=False)
