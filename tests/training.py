@@ -88,7 +88,7 @@ def script(tiny_config: TrainConfig, out: Path, *, begin: str = "resume") -> lis
 
 def start_ranked(config: TrainConfig, out: Path, begin: str = "train") -> list[Forked]:
     _, file = script(config, out, begin=begin)
-    return fork_ranks(config.workers, file)
+    return fork_ranks(config.workers * config.machine.worker_size, file)
 
 
 def run_ranked(config: TrainConfig, out: Path, begin: str = "train") -> dict:

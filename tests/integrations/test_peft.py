@@ -1,7 +1,6 @@
 """Adapters of peft: what they leave frozen is neither sent nor kept."""
 
 import copy
-import shutil
 from pathlib import Path
 
 import pytest
@@ -10,12 +9,10 @@ import torch
 import thinwire as tw
 from thinwire.exchange.message import HEADER_NBYTES
 from trainer_workers import (
-    METHODS,
     Windows,
     adapted,
     check_a_killed_team_resumes,
     model,
-    train_by_hugging_face,
 )
 
 H = 3
@@ -101,20 +98,6 @@ def test_other_base_models_and_adapters_that_come_later_are_refused() -> None:
     net.set_adapter("second")
     with pytest.raises(tw.ConfigurationError, match="frozen, unfrozen"):
         outer.step()
-
-
-@pytest.mark.slow
-def test_trainer_resumes_adapters_from_its_checkpoint(tmp_path: Path) -> None:
-    def run(mode: str) -> dict:
-        return train_by_hugging_face(METHODS["diloco"](), mode, tmp_path, adapted(model()))
-
-    straight = run("straight")
-    for late in (16, 24):
-        shutil.rmtree(tmp_path / f"checkpoint-{late}")
-    resumed = run("resume")
-    for key in ("digest", "rounds", "steps", "losses", "model_is_anchor"):
-        assert resumed[key] == straight[key], key
-    assert straight["model_is_anchor"]
 
 
 @pytest.mark.slow

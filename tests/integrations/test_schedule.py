@@ -49,12 +49,3 @@ def test_it_is_not_set_back_to_before_it_began() -> None:
     schedule = FollowedSchedule(scheduler)
     with pytest.raises(tw.ConfigurationError, match=r"back to step -1.*began at step 1"):
         schedule.move(-2)
-
-
-@pytest.mark.parametrize(
-    "scheduler",
-    [None, lr_scheduler.ReduceLROnPlateau(torch.optim.SGD(nn.Linear(2, 1).parameters()))],
-)
-def test_rates_that_are_no_function_of_the_step_are_refused(scheduler) -> None:
-    with pytest.raises(tw.ConfigurationError, match="function of the step"):
-        FollowedSchedule(scheduler)

@@ -1,4 +1,3 @@
-import time
 from pathlib import Path
 
 import pytest
@@ -8,13 +7,11 @@ from accelerate.utils import DistributedType
 from transformers import Trainer, TrainerCallback
 
 import thinwire as tw
-from elastic_team import Team
 from elastic_twin import ElasticHub
 from thinwire.integrations.launch import check_apart, check_same_step
 from thinwire.integrations.shares import ShareDataset
 from thinwire.integrations.transformers import TransformersCallback
 from trainer_workers import (
-    ELASTIC_STEPS,
     METHODS,
     Windows,
     check_a_killed_team_resumes,
@@ -60,21 +57,6 @@ def test_an_elastic_worker_that_was_killed_comes_back(resume, tmp_path: Path) ->
     assert len(set(evaluated)) == 1
 
 
-@pytest.mark.slow
-def test_elastic_workers_of_two_ddp_ranks_of_which_one_is_killed(tmp_path: Path) -> None:
-    """Both ranks read a part of every batch, and so train together what one rank would."""
-    folder = str(tmp_path / "out")
-    with Team(tmp_path, work="trainer_workers.elastic_hugging_face") as team:
-        first, second = team.start_all("a", "b", ranks=2, out=folder)
-        second.further[0].kill()
-        team.until(lambda: second.gone)
-        back = team.start("b", ranks=2, out=folder)
-        assert team.finish(90) == [*first.ranks, *back.ranks]
-        assert back.events("healed"), team.report()
-        for rank in (*first.ranks, *back.ranks):
-            assert (rank.last("last_step"), rank.last("model_is_anchor")) == (ELASTIC_STEPS, True)
-
-
 def build(out: Path, *, optimizer=None, method=None, transport=None, **changes):
     net = model()
     method = tw.presets.diloco(sync_every=4) if method is None else method
@@ -117,22 +99,6 @@ def test_people_who_watch_an_elastic_run_see_the_loss_that_is_logged(tmp_path: P
     trainer, _ = trained(build(tmp_path, transport=node, **given))
     *_, last = (logged["loss"] for logged in trainer.state.log_history if "loss" in logged)
     assert node.metrics.loss == last
-
-
-def test_it_trains_as_a_loop_of_ones_own_does(tmp_path: Path) -> None:
-    given = {"lr_scheduler_type": "constant", "max_grad_norm": 0.0}
-    trainer, callback = trained(build(tmp_path, **given))
-    net = model()
-    method = tw.presets.diloco(sync_every=4)
-    optimizer = method.inner.build(net)
-    outer = tw.OuterLoop(net, optimizer, method)
-    torch.manual_seed(trainer.args.seed)
-    for batch, _ in zip(trainer.get_train_dataloader(), range(8), strict=False):
-        net(**batch).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        outer.step()
-    assert outer.digest() == callback.outer.digest()
 
 
 def test_trainers_own_optimizer_is_refused(tmp_path: Path) -> None:
@@ -188,21 +154,6 @@ def test_steps_that_a_scaler_skips_count(tmp_path: Path) -> None:
     trainer.train()
     assert scaler.get_scale() == 2.0
     assert (callback.outer.inner_step, callback.outer.stats.rounds) == (8, 2)
-
-
-def test_a_step_without_a_round_costs_trainer_next_to_nothing(tmp_path: Path) -> None:
-    trainer, callback = build(tmp_path, method=tw.presets.diloco(sync_every=10**9))
-    trainer.state.max_steps = 10**9
-    given = (trainer.args, trainer.state, trainer.control)
-    seconds = []
-    for _ in range(50):
-        started_s = time.perf_counter()
-        for _ in range(20):
-            callback.on_optimizer_step(*given)
-            callback.on_step_end(*given)
-        seconds.append((time.perf_counter() - started_s) / 20)
-    assert callback.outer.inner_step == 1000
-    assert min(seconds) < 1e-4
 
 
 class FakeLoop:
