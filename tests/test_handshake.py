@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from thinwire.handshake import flatten_description, nested_description, weights_digest
+from thinwire.handshake import weights_digest
 
 # Hashed as they are, summed in one block, and in more.
 SIZES = [1, 3, 16_384, 16_385, (1 << 20) + 1, (2 << 20) + 7]
@@ -65,23 +65,3 @@ def test_it_does_not_depend_on_how_a_tensor_lies() -> None:
     assert weights_digest({"w": z.conj()}) == weights_digest({"w": z.conj().resolve_conj()})
     assert weights_digest({"w": z.conj()}) != weights_digest({"w": z})
     assert weights_digest({"w": torch.nn.Parameter(x)}) == weights_digest({"w": x})
-
-
-def test_a_flat_description_becomes_nested_again() -> None:
-    nested = {
-        "a": {"b": [1, 2.5, None], "c": {"d": True, "kind": "SGD"}},
-        "many": list(range(12)),
-        "word": "1/32",
-    }
-    assert nested_description(flatten_description(nested)) == nested
-    flat = flatten_description(nested)
-    assert nested_description({key: flat[key] for key in sorted(flat)}) == nested
-    # Places that do not begin with 0 are names.
-    assert nested_description({"x.1": "a", "x.2": "b"}) == {"x": {"1": "a", "2": "b"}}
-    assert nested_description({}) == {}
-
-
-@pytest.mark.parametrize("paths", [("a", "a.b"), ("a.b", "a"), ("a.b.c", "a.b")])
-def test_a_path_is_a_leaf_or_a_branch(paths) -> None:
-    with pytest.raises(ValueError, match="leaf"):
-        nested_description(dict.fromkeys(paths, "1"))

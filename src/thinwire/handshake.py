@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,6 @@ from thinwire.errors import MismatchError
 _WEIGHTS = "initial weights"
 _FROZEN = "frozen weights"
 _CONSEQUENCES = (_WEIGHTS, _FROZEN, "wire order", "fragment sizes")
-_WORDS: Mapping[str, Any] = {str(value): value for value in (None, False, True)}
 # Column sums are hashed block by block, so that rows in another order are found. Up to `_FEW`
 # numbers are hashed themselves, which takes as long as the sums and their hash.
 _BLOCK, _FEW = 1 << 20, 1 << 14
@@ -91,53 +89,6 @@ def flatten_description(value: Any, path: str = "") -> dict[str, str]:
     for key, item in items:
         leaves |= flatten_description(item, f"{path}.{key}" if path else key)
     return leaves
-
-
-def nested_description(flat: Mapping[str, str]) -> dict[str, Any]:
-    """The inverse of `flatten_description`, as far as there is one.
-
-    Empty mappings and lists are lost, and a text that looks like a number becomes one. To check,
-    flatten the result again.
-
-    Args:
-        flat: one text per leaf, keyed by its path.
-
-    Raises:
-        ValueError: one path is the beginning of another.
-
-    >>> nested_description({"outer.lr": "0.7", "outer.kind": "SGD", "betas.0": "1", "betas.1": "2"})
-    {'outer': {'lr': 0.7, 'kind': 'SGD'}, 'betas': [1, 2]}
-    """
-    tree: dict[str, Any] = {}
-    for path, text in flat.items():
-        *above, name = path.split(".")
-        branch = tree
-        for part in above:
-            branch = branch.setdefault(part, {})
-            if not isinstance(branch, dict):
-                raise ValueError(f"{path} is below a leaf")
-        if name in branch:
-            raise ValueError(f"{path} is a leaf and has others below it")
-        branch[name] = _leaf(text)
-    return {name: _with_lists(value) for name, value in tree.items()}
-
-
-def _leaf(text: str) -> Any:
-    if text in _WORDS:
-        return _WORDS[text]
-    for number in (int, float):
-        with suppress(ValueError):
-            return number(text)
-    return text
-
-
-def _with_lists(tree: Any) -> Any:
-    if not isinstance(tree, dict):
-        return tree
-    branches = {name: _with_lists(value) for name, value in cast(dict[str, Any], tree).items()}
-    places = [str(index) for index in range(len(branches))]
-    # In any order: keys of JSON may have been sorted as texts.
-    return [branches[place] for place in places] if branches.keys() == set(places) else branches
 
 
 def encode_description(

@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -12,14 +13,7 @@ import pytest
 
 from thinwire.cli import EXTRAS, install_text, main
 from thinwire.cli.command import COMMANDS
-from thinwire.cli.flags import (
-    RunFlags,
-    TrainFlags,
-    changes_of,
-    default_out,
-    given_in,
-    to_toml,
-)
+from thinwire.cli.flags import RunFlags, TrainFlags, changes_of, default_out, given_in, to_toml
 from thinwire.errors import MismatchError
 from thinwire.handshake import flatten_description
 from thinwire.train.recipes import laptop
@@ -47,8 +41,7 @@ HIDDEN = {
     "plan": "accelerators-per-worker decode-time encode-time get-price put-price",
 }
 NINES = "9" * 5000
-PLAN = ["plan", "--parameters", "1B", "--layers", "10", "--workers", "2", "--step-time", "1s"]
-PLAN += ["--bandwidth", "1Gbit/s"]
+PLAN = "plan --parameters 1B --layers 10 --workers 2 --step-time 1s --bandwidth 1Gbit/s"
 
 
 def help_of(*arguments: str, capsys) -> str:
@@ -72,10 +65,9 @@ def test_flags_are_frozen_and_help_fits_a_screen(monkeypatch, command: str, caps
     assert sorted(names - {*listed, "at", "folders"}) == sorted(HIDDEN.get(command, "").split())
 
 
-@pytest.mark.parametrize("columns", ["1", "12"])
-def test_help_comes_on_the_narrowest_terminal(monkeypatch, capsys, columns: str) -> None:
+def test_help_comes_on_the_narrowest_terminal(monkeypatch, capsys) -> None:
     """tyro would lay it out without end."""
-    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("COLUMNS", "1")
     shown = help_of("train", capsys=capsys)
     assert max(map(len, shown.splitlines())) <= 80
     assert "--method STR" in shown
@@ -99,20 +91,18 @@ SMALL = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["[/red]", "[bold]", "[link=x]"])
-def test_train_says_what_it_wrote_and_where(tmp_path, monkeypatch, capsys, name: str) -> None:
+def test_train_says_what_it_wrote_and_where(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
+    name = "[bold][link=x][/red]"  # no markup of rich, but a folder
     train = ["train", "--method", "muloco", "--resume", "--tensorboard", "--out", name]
     assert main([*train, *SMALL]) == 0
-    summary = json.loads((tmp_path / name / "summary.json").read_text())
-    printed = capsys.readouterr().out
-    begins, *_, ends = printed.splitlines()
+    summary = json.loads(Path(name, "summary.json").read_text())
+    begins, *_, ends = capsys.readouterr().out.splitlines()
     assert begins == f"{name}: continues from step 0"
-    assert ends.endswith(f"; {name}")
-    assert f"validation loss {summary['val_loss']:.4f}" in printed
-    assert summary["outer_digest"][:12] in printed
-    assert list((tmp_path / name / "tensorboard").iterdir())
-    assert json.loads((tmp_path / name / "config.json").read_text())["method"]["sync_every"] == 2
+    assert f"validation loss {summary['val_loss']:.4f}" in ends
+    assert ends.endswith(f"outer_digest {summary['outer_digest'][:12]}; {name}")
+    assert list(Path(name, "tensorboard").iterdir())
+    assert json.loads(Path(name, "config.json").read_text())["method"]["sync_every"] == 2
 
 
 def test_compare_prints_a_table_and_keeps_finished_runs(tmp_path, capsys) -> None:
@@ -123,9 +113,8 @@ def test_compare_prints_a_table_and_keeps_finished_runs(tmp_path, capsys) -> Non
     assert main([*arguments, *SMALL]) == 0
     assert (tmp_path / "diloco-seed0" / "summary.json").read_text() == first
     printed = capsys.readouterr().out
-    assert "±" in printed
+    assert {"±", "memory"} <= {*printed.split(), *re.findall("memory", printed)}
     assert printed.count("\n muloco:bits=2 ") == 2
-    assert "memory" in printed
     compared = json.loads((tmp_path / "compare.json").read_text())
     assert [len(runs) for runs in compared.values()] == [2, 2, 2]
     memory = compared["muloco:bits=2"][0]["memory_bytes"]
@@ -170,147 +159,139 @@ def test_compare_searches_rates(tmp_path, capsys) -> None:
     assert {method: len(runs) for method, runs in compared.items()} == {"ddp": 2, "diloco": 2}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["trian"], "did you mean 'train'"),
-        (["--method", "ddp"], "see thinwire --help"),
-        (["train", "--out", ""], "--out that is empty"),
-        (["train", "--out="], "--out= that is empty"),
-        (["join", ""], "join that is empty"),
-        *((["report", *more], "without FOLDER...") for more in ([], ["--watch"])),
-        (["train", "--method", "dilocco"], "did you mean 'diloco'"),
-        (["train", "--corpus", "no-such-corpus"], "no-such-corpus"),
-        (["train", "--recipe", "laptpo"], "did you mean 'laptop'"),
-        (["train", "--recipe", "missing.py:f"], "missing.py:f"),
-        (["train", "--recipe", "broken.py:f"], "SyntaxError"),
-        (["train", "--recipe", "empty.py:f"], "NoneType and not a TrainConfig"),
-        (["train", "--model", "7q"], "7q"),
-        (["train", "--method", "ddp", "--outer-lr", "0.5"], "has no lr"),
-        (["train", "--method", "noloco", "--outer-momentum", "0.9"], "they drift apart"),
-        (["train", "--workers", "3"], "global batch of 16"),
-        (["train", "--workers", "0"], "workers=0"),
-        (["train", "--device", "abacus"], "abacus"),
-        *(
-            (["train", f"--{name}", str(10**30)], f"{name.replace('-', '_')}=1000")
-            for name in ("seed", "threads", "global-batch")
-        ),
-        (["train", "--steps", "1" + 20 * "0"], "up to 9,007,199,254,740,992"),
-        *((["train", "--clip-norm", x], f"clip_norm={x}") for x in ("inf", "nan")),
-        *((["train", "--timeout-s", x], f"timeout_s={x}") for x in ("inf", "nan")),
-        (["train", "--outer-lr", "1e308"], "outer lr to 1e+308"),
-        (["train", "--device", "meta"], "'meta'"),
-        (["train", "--recipe", "raises.py:f"], "ZeroDivisionError: mine"),
-        (["status", f"node:{NINES}"], "pass tcp://HOST:PORT"),
-        (["join", f"tcp://node:{NINES}?workers=2&worker=0"], "not HOST:PORT"),
-        (["status", "tape://here/r"], "'tape' is no scheme"),
-        (["join", "tape://here/r", "--model", "250k"], "'tape' is no scheme"),
-        *(([each, "memory://"], "run is missing") for each in ("status", "join", "serve")),
-        *(([each, "127.0.0.1:1"], "tcp://HOST:PORT") for each in ("join", "status", "doctor")),
-        (["lighthouse", "--bind", "127.0.0.1:0"], "thinwire hub"),
-        (["work", "s3://a/b"], "--asynchronous"),
-        (["status", "memory:///r", "--token-file", "latin.txt"], "latin.txt"),
-        (["status", "memory:///r", "--token-file", "empty.txt"], "0 characters"),
-        (["status", "memory:///r", "--token-file", "."], "Is a directory"),
-        ([*PLAN, "--parameters", "1e308"], "parameters in 10 layers"),
-        ([*PLAN, "--parameters", "1T", "--layers", "10k"], "product is at most"),
-        ([*PLAN, "--workers", "1e9"], "workers=1000000000"),
-        ([*PLAN, "--sync-every", "1e18"], "sync_every=1000000000000000000"),
-        ([*PLAN, "--sync-every", "1e30"], "sync_every=1000"),
-        (["compare", "--methods", "ddp,nope"], "nope"),
-        (["compare", "--seeds", "0,x"], "the list '0,x'"),
-        (["compare", "--workers", "1,"], "the list '1,'"),
-        (["compare", "--methods", "muloco:bits=3"], "3 bits"),
-        (["compare", "--jobs", "0"], "0 jobs"),
-        (["compare", "--baseline", "dilco"], "'dilco'"),
-        (["compare", "--experiment", "missing.py:f"], "missing.py:f"),
-        (["compare", "--tune", "lr=1e-3"], "none of inner-lr"),
-        (["compare", "--tune", "inner-lr=x", "--seeds", "0,1"], "the list 'x'"),
-    ],
-)
+HUGE = 10**30
+REFUSED = [
+    ("trian", "did you mean 'train'"),
+    ("--method ddp", "see thinwire --help"),
+    ("train --out ''", "--out that is empty"),
+    ("train --out=", "--out= that is empty"),
+    ("join ''", "join that is empty"),
+    ("report", "without FOLDER..."),
+    ("train --method dilocco", "did you mean 'diloco'"),
+    ("train --corpus no-such-corpus", "no-such-corpus"),
+    ("train --recipe laptpo", "did you mean 'laptop'"),
+    ("train --recipe missing.py:f", "missing.py:f"),
+    ("train --recipe broken.py:f", "SyntaxError"),
+    ("train --recipe empty.py:f", "NoneType and not a TrainConfig"),
+    ("train --recipe raises.py:f", "ZeroDivisionError: mine"),
+    ("train --model 7q", "7q"),
+    ("train --method ddp --outer-lr 0.5", "has no lr"),
+    ("train --method noloco --outer-momentum 0.9", "they drift apart"),
+    ("train --workers 3", "global batch of 16"),
+    ("train --workers 0", "workers=0"),
+    ("train --device abacus", "abacus"),
+    ("train --device meta", "'meta'"),
+    (f"train --seed {HUGE}", "seed=1000"),
+    (f"train --steps {HUGE}", "up to 9,007,199,254,740,992"),
+    ("train --clip-norm nan", "clip_norm=nan"),
+    ("train --timeout-s inf", "timeout_s=inf"),
+    ("train --outer-lr 1e308", "outer lr to 1e+308"),
+    (f"status node:{NINES}", "pass tcp://HOST:PORT"),
+    (f"join tcp://node:{NINES}?workers=2&worker=0", "not HOST:PORT"),
+    ("join tape://here/r --model 250k", "'tape' is no scheme"),
+    ("serve memory://", "run is missing"),
+    ("doctor 'tcp://h:1?workers=2&worker=0'", "tcp:// has no store"),
+    ("lighthouse --bind 127.0.0.1:0", "thinwire hub"),
+    ("work s3://a/b", "--asynchronous"),
+    ("status memory:///r --token-file latin.txt", "latin.txt"),
+    ("status memory:///r --token-file empty.txt", "0 characters"),
+    ("status memory:///r --token-file .", "Is a directory"),
+    (f"{PLAN} --parameters 1e308", "parameters in 10 layers"),
+    (f"{PLAN} --parameters 1T --layers 10k", "product is at most"),
+    (f"{PLAN} --workers 1e9", "workers=1000000000"),
+    (f"{PLAN} --sync-every 1e30", "sync_every=1000"),
+    ("compare --methods ddp,nope", "nope"),
+    ("compare --methods muloco:bits=3", "3 bits"),
+    ("compare --jobs 0", "0 jobs"),
+    ("compare --baseline dilco", "'dilco'"),
+    ("compare --experiment missing.py:f", "missing.py:f"),
+    ("compare --tune lr=1e-3", "none of inner-lr"),
+    ("compare --tune inner-lr=x --seeds 0,1", "the list 'x'"),
+]
+
+
+@pytest.mark.parametrize(("typed", "message"), REFUSED)
 def test_bad_input_is_one_clear_line_and_an_exit_status(
-    tmp_path, monkeypatch, capsys, arguments, message: str
+    tmp_path, monkeypatch, capsys, typed: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("THINWIRE_TOKEN", "to be restored")
-    monkeypatch.delenv("THINWIRE_TOKEN")
+    monkeypatch.delenv("THINWIRE_TOKEN", raising=False)
     (tmp_path / "broken.py").write_text("def f(:")
     (tmp_path / "latin.txt").write_bytes(b"a token of many letters: \xe9")
     (tmp_path / "empty.txt").touch()
-    (tmp_path / "good.txt").write_text("a token of many letters")
-    (tmp_path / "empty.py").write_text("def f(method):\n    pass\ndef grid():\n    return 3\n")
+    (tmp_path / "empty.py").write_text("def f(method):\n    pass\n")
     (tmp_path / "raises.py").write_text("def f(method):\n    raise ZeroDivisionError('mine')\n")
-    status = main(arguments)
+    status = main(shlex.split(typed))
     assert status in (1, 2)  # 2 for a name that does not exist
     error = capsys.readouterr().err
     assert status == 2 or "did you mean" not in error
-    assert error.startswith("error: cannot ")
+    assert re.fullmatch(r"error: cannot .* because .* do: .*\n", error)
     assert message in error
-    assert "because" in error
-    assert "do:" in error
-    assert error.count("\n") == 1
     assert not list(tmp_path.glob("runs/*/summary.json"))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["train", "--sync-evry", "3"], "Perhaps you meant: --sync-every INT"),
-        (["train", "--metod", "x"], "Perhaps you meant: --method STR"),
-        (["train", "--jobs", "2"], "Unrecognized options: --jobs"),
-        (["train", "--steps", "many"], "--steps: no type matching INT"),
-        (["train", "--steps", "None"], "--steps: no type matching INT"),
-        (["train", "--clip-norm", "x"], "--clip-norm: no type matching FLOAT"),
-        (["train", "--steps"], "Missing value for argument '--steps'"),
-        (["train", "--precision", "fp8"], "invalid choice 'fp8'"),
-        (["train", "diloco"], "Unrecognized options: diloco"),
-        (["train", "--no-resume"], "Unrecognized options: --no-resume"),
-        (["train", "--worker", "0"], "Unrecognized options: --worker, 0"),
-        (["train", "--identity", "a"], "Unrecognized options: --identity, a"),
-    ],
-)
-def test_what_tyro_cannot_read_ends_with_status_2(
-    monkeypatch, capsys, arguments: list[str], message: str
+MISREAD = [
+    ("train --sync-evry 3", "Perhaps you meant: --sync-every INT"),
+    ("train --steps many", "--steps: no type matching INT"),
+    ("train --steps None", "--steps: no type matching INT"),
+    ("train --steps", "Missing value for argument '--steps'"),
+    ("train --precision fp8", "invalid choice 'fp8'"),
+    ("train diloco", "Unrecognized options: diloco"),
+    ("train --no-resume", "Unrecognized options: --no-resume"),
+    ("train --identity a", "--identity is a flag of thinwire join"),
+    ("train --bucket=s3://b --run-name=r --worker=0", "--run-name is a part of the address from"),
+    (
+        "status s3://b --run-name r",
+        "part of the address from 0.3 on: thinwire join s3://BUCKET/RUN",
+    ),
+    ("compare --seeds 0,x", "--seeds: cannot read the list '0,x'; because"),
+    ("compare --workers 1,", "--workers: cannot read the list '1,'"),
+    (f"{PLAN} --bandwidth 0", "--bandwidth: cannot read the rate '0'; because it has no unit"),
+    (f"{PLAN} --bandwidth=-1Gbit/s", "the rate '-1Gbit/s'"),
+    (f"{PLAN} --bandwidth 10Gb", "did you mean"),
+    (f"{PLAN} --latency 50", "--latency: cannot read the duration '50'"),
+    (f"{PLAN} --latency=-1ms", "it is negative"),
+    (f"{PLAN} --step-time 0s", "the duration '0s'"),
+    (f"{PLAN} --workers 0", "--workers: cannot read the count '0'"),
+    (f"{PLAN} --parameters 10Q", "the count '10Q'"),
+    (f"{PLAN} --target 90", "--target: cannot read the share '90'"),
+    (f"{PLAN} --accelerator abacus", "--accelerator: cannot "),
+    (f"{PLAN} --egress-price=-1USD", "it is negative"),
+    (f"{PLAN} --egress-price cheap", "it is not a number with a currency"),
+    (f"{PLAN} --egress-price 0.09", "--egress-price: cannot read the price '0.09'"),
+    (f"{PLAN} --egress-price '$1EUR'", "it has two currencies"),
+    (f"{PLAN} --worker-price infUSD", "it is not a number with a currency"),
+    ("doctor file:///a/r --workers 0", "--workers: cannot read the count '0'"),
+    ("doctor file:///a/r --step-time 3q", "--step-time: cannot read the duration '3q'"),
+]
+
+
+@pytest.mark.parametrize(("typed", "message"), MISREAD)
+def test_what_tyro_cannot_read_is_named_by_its_flag(
+    monkeypatch, capsys, typed: str, message: str
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 2
+    monkeypatch.setenv("COLUMNS", "250")
+    with pytest.raises(SystemExit, match="2"):
+        main(shlex.split(typed))
     error = capsys.readouterr().err
     assert message in " ".join(re.sub(r"[^\x20-\x7e]", " ", error).split())
-    assert f"thinwire {arguments[0]} --help" in error
-
-
-@pytest.mark.parametrize(
-    "typed",
-    [
-        "train --elastic memory:// --run-name r",
-        "train --bucket=s3://b --run-name=r --workers=2 --worker=0",
-        "status s3://b --run-name r",
-    ],
-)
-def test_the_spelling_of_version_0_2_is_answered_by_the_new_one(capsys, typed: str) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(typed.split())
-    error = capsys.readouterr().err
-    assert "--run-name is a part of the address from 0.3 on: thinwire join s3://BUCKET/RUN" in error
+    assert f"thinwire {typed.split()[0]} --help" in error
 
 
 @pytest.mark.parametrize(
     ("command", "to_continue"),
     [
-        (["train"], "; to continue: the same thinwire train with --resume and --out FOLDER"),
-        (["join", "h:1"], "; to continue: the same thinwire join with --resume and --out FOLDER"),
-        (["compare"], "; to continue: the same thinwire compare with --out FOLDER"),
-        (["serve", "s3://b"], "; to continue: the same thinwire serve with --out FOLDER"),
-        (["plan"], ""),
+        ("train", "; to continue: the same thinwire train with --resume and --out FOLDER"),
+        ("serve s3://b", "; to continue: the same thinwire serve with --out FOLDER"),
+        ("plan", ""),
     ],
 )
 def test_ctrl_c_names_the_command_that_continues(
-    monkeypatch, capsys, command, to_continue: str
+    monkeypatch, capsys, command: str, to_continue: str
 ) -> None:
-    monkeypatch.setattr(COMMANDS[command[0]], "main", mock.Mock(side_effect=KeyboardInterrupt))
-    assert main(command) == 130
+    name, *_ = typed = command.split()
+    monkeypatch.setattr(COMMANDS[name], "main", mock.Mock(side_effect=KeyboardInterrupt))
+    assert main(typed) == 130
     assert capsys.readouterr().err == f"stopped{to_continue}\n"
 
 
@@ -335,16 +316,12 @@ def digest(folder: Path) -> str:
 def test_a_run_is_repeated_by_the_file_in_its_folder(tmp_path) -> None:
     first, again, other = (tmp_path / name for name in ("first", "again", "other"))
     rare = ["--clip-norm", "0.5", "--accumulate", "1", "--compile", "no"]
-    given = ["--method", "muloco", "--outer-lr", "0.5", "--seed", "3", *rare]
-    assert main(["train", *given, *SMALL, "--tensorboard", "--out", str(first)]) == 0
+    method = ["--method", "muloco", "--outer-lr", "0.5", "--seed", "3", *rare]
+    assert main(["train", *method, *SMALL, "--tensorboard", "--out", str(first)]) == 0
     written = (first / "run.toml").read_text()
     settings = tomllib.loads(written)
-    assert {
-        "steps": 6,
-        "outer_lr": 0.5,
-        "tensorboard": True,
-        "threads": 1,
-    }.items() <= settings.items()
+    given = {"steps": 6, "outer_lr": 0.5, "tensorboard": True, "threads": 1}
+    assert given.items() <= settings.items()
     assert not {"out", "config", "resume"} & settings.keys()
     file = str(first / "run.toml")
     assert main(["train", "--config", file, "--out", str(again)]) == 0
@@ -378,12 +355,8 @@ def test_settings_are_written_as_toml_and_read_back(tmp_path) -> None:
     given = given_in(first)
     assert given.pop("config") == file
     assert given == given_in(flags)
-    assert (second.resume, second.tensorboard, second.steps, second.clip_norm) == (
-        True,
-        False,
-        8,
-        2,
-    )
+    assert (second.resume, second.tensorboard) == (True, False)
+    assert (second.steps, second.clip_norm) == (8, 2)
     file.write_text('methods = ["ddp", "muloco:bits=2"]\nseeds = [0, 1]\ntune = ["inner-lr=1,2"]\n')
     with mock.patch.object(COMMANDS["compare"], "main", autospec=True) as begun:
         assert main(["compare", "--config", str(file), "--jobs", "2"]) == 0
@@ -395,15 +368,17 @@ def test_settings_are_written_as_toml_and_read_back(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("stps = 3", "use 'stps' in run.toml; because its keys are flags of the command"),
-        ("stps = 3", "did you mean 'steps'?"),
-        ("at = 's3://b/r'", "use 'at' in run.toml"),
-        ("config = 'other.toml'", "use 'config' in run.toml"),
-        ("out = ''", "use 'out' in run.toml; because an empty text names nothing"),
-        ("[data]\ncorpus = 'a'", "use 'data' in run.toml"),
-        ("steps = ", "read run.toml; because Invalid value"),
+        (b"stps = 3", "use 'stps' in run.toml; because its keys are flags of the command"),
+        (b"stps = 3", "did you mean 'steps'?"),
+        (b"at = 's3://b/r'", "use 'at' in run.toml"),
+        (b"config = 'other.toml'", "use 'config' in run.toml"),
+        (b"out = ''", "use 'out' in run.toml; because an empty text names nothing"),
+        (b"[data]\ncorpus = 'a'", "use 'data' in run.toml"),
+        (b"steps = ", "read run.toml; because Invalid value"),
         (b"model = '\xff'", "read run.toml"),
         (None, "read run.toml; because [Errno 2]"),
+        (b"steps = true", "--steps"),
+        (b"precision = 'fp8'", "--precision"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_one_clear_line(
@@ -411,27 +386,18 @@ def test_a_file_that_cannot_be_used_is_one_clear_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     if content is not None:
-        raw = content if isinstance(content, bytes) else content.encode()
-        (tmp_path / "run.toml").write_bytes(raw)
-    assert main(["join", "memory:///r", "--config", "run.toml"]) in (1, 2)
+        Path("run.toml").write_bytes(content)
+    train = ["join", "memory:///r", "--config", "run.toml"]
+    if message.startswith("--"):  # a value that tyro refuses
+        with pytest.raises(SystemExit, match="2"):
+            main(train)
+        assert message in capsys.readouterr().err
+        return
+    assert main(train) in (1, 2)
     error = capsys.readouterr().err
     assert error.startswith("error: cannot ")
     assert message in error
     assert error.count("\n") == 1
-
-
-@pytest.mark.parametrize("content", ["steps = true", "steps = 'many'", "precision = 'fp8'"])
-def test_a_value_that_cannot_be_is_refused_by_its_flag(tmp_path, capsys, content: str) -> None:
-    (tmp_path / "run.toml").write_text(content)
-    with pytest.raises(SystemExit, match="2"):
-        main(["train", "--config", str(tmp_path / "run.toml")])
-    assert f"--{content.split()[0]}" in capsys.readouterr().err
-
-
-def test_a_flag_of_other_commands_is_named_with_them(capsys) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["train", "--identity", "a"])
-    assert capsys.readouterr().err.endswith("--identity is a flag of thinwire join\n")
 
 
 def test_the_last_run_is_resumed_without_its_folder(tmp_path, monkeypatch) -> None:
@@ -461,27 +427,21 @@ def test_ranks_of_torchrun_are_one_worker_of_those_that_were_asked_for(monkeypat
 @pytest.mark.parametrize(
     ("more", "is_served", "said"),
     [
-        (
-            [],
-            True,
-            "join memory:///r?workers=2&worker=0 without --asynchronous; because it is a run",
-        ),
+        ([], True, "worker=0 without --asynchronous; because it is a run"),
         (["--asynchronous"], False, "with --asynchronous; because no thinwire serve has begun"),
         ([], False, "cannot agree; because a field differs"),
         (["--asynchronous"], True, "cannot agree; because a field differs"),
     ],
 )
 def test_a_run_of_another_kind_of_workers_is_named(
-    capsys, more, is_served: bool, said: str
+    monkeypatch, capsys, more, is_served: bool, said: str
 ) -> None:
     differs = MismatchError("agree", because="a field differs", do="repeat the flags")
-    found = object() if is_served else None
-    with (
-        mock.patch("thinwire.train.trainer.train", side_effect=differs),
-        mock.patch("thinwire.train.asynchronous.work", side_effect=differs),
-        mock.patch("thinwire.asynchronous.objects.read_status", return_value=found),
-    ):
-        assert main(["join", "memory:///r?workers=2&worker=0", *SMALL, *more]) == 1
+    for function in ("trainer.train", "asynchronous.work"):
+        monkeypatch.setattr(f"thinwire.train.{function}", mock.Mock(side_effect=differs))
+    found = mock.Mock(return_value=object() if is_served else None)
+    monkeypatch.setattr("thinwire.asynchronous.objects.read_status", found)
+    assert main(["join", "memory:///r?workers=2&worker=0", *SMALL, *more]) == 1
     assert said in capsys.readouterr().err
 
 
@@ -511,11 +471,9 @@ def test_a_recipe_of_ones_own(tmp_path) -> None:
         "import dataclasses\nfrom thinwire.train.recipes import laptop\n"
         "def fast(method):\n    return dataclasses.replace(laptop(method), steps=3)\n"
     )
-    out = tmp_path / "run"
-    small = [a for a in SMALL if a not in ("--steps", "6")]
-    assert main(["train", "--recipe", f"{file}:fast", "--out", str(out), *small]) == 0
-    assert json.loads((out / "summary.json").read_text())["steps"] == 3
-    assert main(["train", "--recipe", f"{file}:slow", "--out", str(out)]) == 1
+    config = TrainFlags(method="ddp", recipe=f"{file}:fast").train_config()
+    assert config.steps == 3
+    assert main(["train", "--recipe", f"{file}:slow", "--out", str(tmp_path / "run")]) == 1
 
 
 def test_every_flag_sets_a_field_that_there_is() -> None:
@@ -565,18 +523,13 @@ def test_an_extra_that_is_not_there_is_named(tmp_path, monkeypatch, capsys, modu
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["join", "serve", "status", "doctor"])
+@pytest.mark.parametrize("command", ["join", "serve", "status", "doctor", "train"])
 def test_the_address_is_by_default_that_of_the_environment(monkeypatch, capsys, command) -> None:
     monkeypatch.setenv("THINWIRE_AT", "tape://here/r")
     assert main([command]) == 1
-    assert "'tape' is no scheme" in capsys.readouterr().err
-    monkeypatch.delenv("THINWIRE_AT")
-    if command != "doctor":  # which then looks at this machine
+    said = "thinwire join" if command == "train" else "'tape' is no scheme"
+    assert said in capsys.readouterr().err
+    if command not in ("doctor", "train"):  # which then look at this machine
+        monkeypatch.delenv("THINWIRE_AT")
         assert main([command]) == 1
         assert "THINWIRE_AT is not set" in capsys.readouterr().err
-
-
-def test_train_alone_with_an_address_in_the_environment_is_refused(monkeypatch, capsys) -> None:
-    monkeypatch.setenv("THINWIRE_AT", "memory:///first")
-    assert main(["train", "--steps", "1"]) == 1
-    assert "thinwire join" in capsys.readouterr().err

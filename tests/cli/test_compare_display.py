@@ -14,9 +14,10 @@ from rich.console import Console
 from commands import start
 from run_folders import config_of, write_run
 from thinwire.cli.compare_display import CompareDisplay
-from thinwire.experiments.runners import PlannedRun
+from thinwire.experiments.runners import PlannedRun, RunFailure
 from thinwire.runs.status import RunState, RunStatus, read_run
 
+FAILURE = RunFailure(kind="RuntimeError", why="it is on fire")
 TITLE = "muloco:bits=2 K=4 H=15 inner_lr=0.005 outer_lr=0.8"
 WAITING = RunStatus(state=RunState.ABSENT)
 
@@ -61,14 +62,14 @@ def test_a_run_that_trains_has_a_bar_and_one_that_ends_a_line(tmp_path, width, h
         resumed.record(record(90))
         now_s += 10
         assert "90/100" in bars()[3]
-        failing.fail("RuntimeError: the accelerator is on fire")
+        failing.fail(runs[2].failed(FAILURE))
         failing.close()
         going.record(record(100, val_loss=2.0))
         going.close()
         assert len(bars()) == 2
         assert " 2/40 " in bars()[0]
     printed = " ".join(screen.getvalue().split())
-    assert f"{TITLE} seed 2 failed: RuntimeError: the accelerator is on fire" in printed
+    assert f"{TITLE} seed 2 failed: RuntimeError: it is on fire" in printed
     assert f"{TITLE} seed 1: loss 2.0000" in printed
 
 
@@ -86,11 +87,11 @@ def test_elsewhere_lines_follow_each_other_and_nothing_is_drawn(
         display.note_planned([(run, WAITING)])
         observer = display.observe(run)
         observer.record(record(20, val_loss=2.25))
-        observer.fail("RuntimeError: no")
+        observer.fail(run.failed(FAILURE))
         observer.close()
     evaluated, failed = out.getvalue().splitlines()
     assert f"{TITLE} seed 1  20/100  loss 2.5000 val 2.2500" in evaluated
-    assert failed == f"{TITLE} seed 1 failed: RuntimeError: no; its log: {run.log}"
+    assert failed == f"{TITLE} seed 1 failed: {FAILURE}; its log: {run.log}"
     assert "\x1b" not in out.getvalue()
 
 

@@ -13,13 +13,8 @@ from thinwire import presets
 from thinwire.cli import main
 from thinwire.plan.job import SIGN_OF_LIFE_S
 
-MODEL = ["--parameters", "10B", "--layers", "48"]
-REST = ["--workers", "2", "--step-time", "0.8s", "--bandwidth", "10Gbit/s", "--latency", "50ms"]
-PLAN = ["plan", *MODEL, *REST]
-
-
-def without(flag: str) -> list[str]:
-    return PLAN[: PLAN.index(flag)] + PLAN[PLAN.index(flag) + 2 :]
+SIZED = "plan --parameters 10B --layers 48 --workers 2 --step-time 0.8s --bandwidth 10Gbit/s"
+PLAN = [*SIZED.split(), "--latency", "50ms"]
 
 
 def planned(capsys, *arguments: str) -> dict:
@@ -137,18 +132,14 @@ def test_flags_reach_the_plan(capsys) -> None:
     assert found["target_utilisation"] == 0.5
     assert [row["sync_every_steps"] for row in found["methods"]] == [1, 7]
     assert [row["steps"] for row in found["methods"]] == [5209, 5209]
-
-
-def test_one_direction_of_a_link_may_differ(capsys) -> None:
     link = planned(capsys, *PLAN, "--up", "1Gbit/s")["link"]
     assert (link["up_bits_per_s"], link["down_bits_per_s"]) == (1e9, 1e10)
     assert main([*PLAN, "--accelerators-per-worker", "8"]) == 0
     assert "--worker-size 8" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("columns", [80, 200])
-def test_tables_say_it_in_words(capsys, monkeypatch, columns: int) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
+def test_tables_say_it_in_words(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     assert main([*PLAN, "--tokens-per-step", "64k", "--tokens", "300B"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith(
@@ -196,76 +187,54 @@ def test_advice_comes_with_a_bill(capsys) -> None:
     assert "A day: 48 worker-hours" in printed
 
 
-BAD = [
-    (["--bandwidth", "0"], "no unit"),
-    (["--bandwidth", "-1Gbit/s"], "the rate '-1Gbit/s'"),
-    (["--bandwidth", "10Gb"], "did you mean"),
-    (["--bandwidth", "1e-300bit/s"], "so slow a link"),
-    (["--latency", "50"], "the duration '50'"),
-    (["--latency", "-1ms"], "it is negative"),
-    (["--step-time", "0s"], "the duration '0s'"),
-    (["--workers", "0"], "the count '0'"),
-    (["--parameters", "10Q"], "the count '10Q'"),
-    (["--parameters", "7"], "7 parameters in 48 layers"),
-    (["--sync-every", "0"], "the count '0'"),
-    (["--target", "100%"], "between 0 and 1"),
-    (["--target", "90"], "the share '90'"),
-    (["--methods", "dilocco"], "did you mean 'diloco'"),
-    (["--methods", ","], "method ''"),
-    (["--methods", "streaming_diloco", "--sync-every", "1"], "1 step"),
-    (["--model", "150m"], "both --model and --parameters, --layers"),
-    (["--accelerator", "H100"], "both --step-time and --accelerator"),
-    (["--mfu", "0.4"], "both --step-time and --mfu"),
-    (["--tokens", "1B"], "without --tokens-per-step"),
-    (["--put-price", "5USD"], "--put-price and without --egress-price"),
-    (["--elastic"], "--elastic and without --egress-price"),
-    (["--egress-price", "-1USD"], "it is negative"),
-    (["--egress-price", "cheap"], "it is not a number with a currency"),
-    (["--egress-price", "0.09"], "it has no currency"),
-    (["--egress-price", "$1EUR"], "it has two currencies"),
-    (["--worker-price", "infUSD"], "it is not a number with a currency"),
-    (["--worker-price", "1USD", "--traffic-price", "1EUR"], "in different currencies"),
-    (["--egress-price", "1EUR"], "--put-price in USD, --get-price in USD, --egress-price in EUR"),
-    (["--egress-price", "1USD", "--topology", "ring"], "--egress-price and --topology ring"),
-]
-
-
-FAST = ["plan", "--workers", "2", "--latency", "1ms", "--step-time", "1s", "--bandwidth", "1Gbit/s"]
-UP, H100 = [*FAST[:-2], *MODEL], [*FAST[:5], *FAST[7:], *MODEL, "--tokens-per-step", "64k"]
-FROM = ["plan", "--bandwidth", "1Mbit/s", "--from", "RUN"]
+FAST = "plan --workers 2 --latency 1ms --step-time 1s --bandwidth 1Gbit/s"
+RATED = "plan --parameters 1B --layers 4 --workers 2 --tokens-per-step 64k --bandwidth 1Gbit/s"
+FROM = "plan --bandwidth 1Mbit/s --from RUN"
 REFUSED = [
-    *(([*PLAN, *more], message) for more, message in BAD),
-    *((without(f"--{flag}"), f"without --{flag}") for flag in ("layers", "workers")),
-    (without("--parameters"), "--parameters or --model"),
-    (without("--step-time"), "--step-time or --accelerator"),
-    (without("--bandwidth"), "without --bandwidth or --up"),
-    ([*FAST, "--model", "org/no-such-model"], "hf download org/no-such-model"),
-    ([*FAST, "--model", "250k", "--layers", "4"], "both --model and --layers"),
-    ([*UP, "--up", "1Gbit/s"], "--up and without --down or --bandwidth"),
-    ([*UP, "--down", "1Gbit/s"], "without --bandwidth or --up"),
-    ([*H100[:-2], "--accelerator", "H100"], "without --tokens-per-step"),
-    ([*H100, "--accelerator", "H100", "--mfu", "2"], "the share '2'"),
+    (f"{SIZED} --bandwidth 1e-300bit/s", "so slow a link"),
+    (f"{SIZED} --parameters 7", "7 parameters in 48 layers"),
+    (f"{SIZED} --target 100%", "between 0 and 1"),
+    (f"{SIZED} --methods dilocco", "did you mean 'diloco'"),
+    (f"{SIZED} --methods ,", "method ''"),
+    (f"{SIZED} --methods streaming_diloco --sync-every 1", "1 step"),
+    (f"{SIZED} --model 150m", "both --model and --parameters, --layers"),
+    (f"{SIZED} --accelerator H100", "both --step-time and --accelerator"),
+    (f"{SIZED} --mfu 0.4", "both --step-time and --mfu"),
+    (f"{SIZED} --tokens 1B", "without --tokens-per-step"),
+    (f"{SIZED} --put-price 5USD", "--put-price and without --egress-price"),
+    (f"{SIZED} --elastic", "--elastic and without --egress-price"),
+    (f"{SIZED} --worker-price 1USD --traffic-price 1EUR", "in different currencies"),
+    (f"{SIZED} --egress-price 1EUR", "--put-price in USD, --get-price in USD, --egress-price in"),
+    (f"{SIZED} --egress-price 1USD --topology ring", "--egress-price and --topology ring"),
+    (FAST, "without --parameters or --model"),
+    (f"{FAST} --parameters 1B", "--parameters and without --layers"),
+    (f"{FAST} --layers 4", "without --parameters or --model"),
+    (f"{FAST} --model org/no-such-model", "hf download org/no-such-model"),
+    (f"{FAST} --model 250k --layers 4", "both --model and --layers"),
+    (FAST.replace("--workers 2", "--model 250k"), "without --workers"),
+    (FAST.replace("--bandwidth", "--model 250k --up"), "--up and without --down or --bandwidth"),
+    (FAST.replace("--bandwidth", "--model 250k --down"), "without --bandwidth or --up"),
+    (RATED, "--step-time or --accelerator"),
+    (RATED.replace("tokens-per-step 64k", "accelerator H100"), "without --tokens-per-step"),
     # What a run says already.
     (FROM, "2 workers shared a process and its cores"),
-    ([*FROM, "--model", "250k"], "both --from and --model"),
-    ([*FROM, "--topology", "star", "--step-time", "1s"], "both --from and --topology"),
-    ([*FROM, "--sealed", "--step-time", "1s"], "both --from and --sealed"),
-    ([*FROM, "--egress-price", "1USD"], "both --from and --egress-price"),
-    ([*FROM, "--accelerator", "h100"], "both --from and --accelerator"),
+    (f"{FROM} --model 250k", "both --from and --model"),
+    (f"{FROM} --topology star --step-time 1s", "both --from and --topology"),
+    (f"{FROM} --sealed --step-time 1s", "both --from and --sealed"),
+    (f"{FROM} --egress-price 1USD", "both --from and --egress-price"),
+    (f"{FROM} --accelerator h100", "both --from and --accelerator"),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), REFUSED)
-def test_bad_input_is_one_clear_line(monkeypatch, capsys, simulated, arguments, message) -> None:
+@pytest.mark.parametrize(("typed", "message"), REFUSED)
+def test_bad_input_is_one_clear_line(monkeypatch, capsys, simulated, typed, message) -> None:
     folder = simulated("diloco")
     monkeypatch.chdir(folder.parent)
-    assert main([str(folder) if text == "RUN" else text for text in arguments]) in (1, 2)
+    assert main(typed.replace("RUN", str(folder)).split()) in (1, 2)
     printed, error = capsys.readouterr()
-    assert (printed, error.count("\n")) == ("", 1)
-    assert error.startswith("error: cannot plan" if "RUN" in arguments else "error: cannot ")
+    assert printed == ""
+    assert re.fullmatch(r"error: cannot .* because .* do: .*\n", error)
     assert message in error
-    assert "because" in error
-    assert "do:" in error
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import re
 import shlex
 import shutil
 import threading
@@ -93,8 +94,7 @@ def test_it_says_which_kernels_encode(monkeypatch) -> None:
     assert look("kernels").status == "ok"
     error = ConfigurationError("encode", because="it is not there", do="install it")
     monkeypatch.setattr(machine, "kernel_backend", mock.Mock(side_effect=error))
-    finding = look("kernels")
-    assert (finding.status, finding.found, finding.do) == ("fail", "it is not there", "install it")
+    assert look("kernels")[:3] == ("fail", "it is not there", "install it")
 
 
 def test_the_token_is_there_or_it_says_how(monkeypatch, tmp_path) -> None:
@@ -121,9 +121,7 @@ def test_a_folder_has_room_for_checkpoints_and_can_be_written_to(monkeypatch) ->
 
 
 LINK = Link.of(20e6, latency_s=0.02)
-BILLION = ExpectedRun(
-    shape=Shape.of_size(10**9, 10), shape_flags="--parameters 1B --layers 10", workers=3, step_s=2.0
-)
+BILLION = ExpectedRun(shape=Shape.of_size(10**9, 10), workers=3, step_s=2.0)
 
 
 def described(method: Method, *rows: int, **more: str) -> dict[str, str]:
@@ -144,8 +142,9 @@ def test_the_size_of_a_run_is_that_of_its_parameters() -> None:
     assert run.method().describe() == method.describe()
     for name in presets.names():
         method = presets.by_name(name)()
-        read = RunDescription(fields=described(method, 1)).method()
-        assert read.describe() == method.describe()
+        fields = described(method, 1)
+        for its in (fields, {key: fields[key] for key in sorted(fields)}):
+            assert RunDescription(fields=its).method().describe() == method.describe()
 
 
 def test_of_a_slow_link_it_says_what_fits_with_the_settings_for_it() -> None:
@@ -159,10 +158,6 @@ def test_of_a_slow_link_it_says_what_fits_with_the_settings_for_it() -> None:
     busy = share_text(first.forecast.utilisation)
     assert best == f"{first.choice.text} keeps a worker busy {busy} at the least measured loss"
     assert len(others) >= 2
-    for row in (first, *others):
-        assert row.forecast.utilisation >= 0.9
-        assert row.choice.sync_every is not None
-        row.choice.method().check_elastic()
     assert finding.do.startswith("all workers take the flags of one below; ")
 
 
@@ -188,18 +183,13 @@ def test_where_nothing_fits_it_says_which_comes_closest_and_what_would_help() ->
     finding = method_finding(Link.of(1e-305), BILLION, RunDescription())
     assert finding.status == "warn"
     assert "no method's first exchange would ever end" in finding.found
+    assert "not measured" in method_finding(None, BILLION, RunDescription()).found
     # Methods that an elastic run refuses are not offered.
     for rate in (1e5, 1e9, 1e13):
         advice = method_finding(Link.of(rate), BILLION, RunDescription()).run.advice
         found = {row.choice.preset for row in (*advice.recommended, *advice.changes)}
         assert found
         assert not {"ddp", "noloco", "demo", "decoupled_momentum"} & found
-
-
-def test_what_was_not_measured_is_not_reckoned_with() -> None:
-    finding = method_finding(None, BILLION, RunDescription())
-    assert finding.status == "warn"
-    assert "not measured" in finding.found
 
 
 @pytest.mark.parametrize("token", [None, TOKEN], ids=["open", "sealed"])
@@ -286,16 +276,15 @@ def test_the_command_takes_the_flags_of_plan_or_says_what_is_wrong(
     with pytest.raises(SystemExit, match="0"):
         main([*shlex.split(line)[2:], "--help"])
     capsys.readouterr()
+    main(["doctor", url])
+    assert f"1  thinwire join {where} --recipe paper --model 150m --m" in capsys.readouterr().out
     for flags, why in [
         ([url, "--layers", "3"], "without --parameters or --model"),
         ([url, "--parameters", "3"], "--parameters and without --layers"),
         ([url, "--model", "150m", "--layers", "3"], "both --model and --layers"),
         ([url, "--model", "7q"], "'7q'"),
-        ([url, "--workers", "0"], "the count '0'"),
         ([url, "--workers", "1M"], "workers=1000000"),
-        ([url, "--step-time", "3q"], "the duration '3q'"),
         (["--workers", "2"], "--workers without an address"),
-        (["10.9.0.1:29400"], "it has no scheme"),
     ]:
         assert main(["doctor", *flags]) in (1, 2)
         assert why in capsys.readouterr().err
@@ -319,6 +308,4 @@ def test_the_command_shows_a_table_and_its_status_is_that_of_the_worst(
     assert "checks failed: token" in told(1, "--token-file", "nowhere")
     (tmp_path / "file").touch()
     assert "checks failed: store" in told(1, f"file://{tmp_path}/file/r")
-    assert "s the store's" in told(0, f"file://{tmp_path}/r").replace("ahead of", "").replace(
-        "behind", ""
-    ).replace("  ", " ")
+    assert re.search(r"s +(ahead of|behind) +the store's", told(0, f"file://{tmp_path}/r"))

@@ -1,11 +1,8 @@
 """Checks of a store, against a folder and a real S3 server."""
 
-import shlex
-
 import pytest
 
 from s3_server import options_of, s3_fixture  # noqa: F401 - the fixture
-from thinwire.cli import main
 from thinwire.doctor import store_findings
 from thinwire.transport.object_store import ObjectStore
 
@@ -75,14 +72,3 @@ def test_a_clock_that_is_wrong_is_named(monkeypatch, tmp_path, off_s: int) -> No
     assert status == "warn"
     assert f"1 h {'ahead of' if off_s > 0 else 'behind'} the store's" in told
     assert "15 min" in told
-
-
-def test_the_command_takes_a_place(capsys, monkeypatch, tmp_path) -> None:
-    monkeypatch.setenv("THINWIRE_TOKEN", "a secret of many characters")
-    assert main(["doctor", f"file://{tmp_path}/r", "--step-time", "2s"]) == 0
-    told = capsys.readouterr().out
-    assert "2 s a step" in " ".join(told.split())
-    place = shlex.quote(f"file://{tmp_path}/r")
-    assert f"1  thinwire join {place} --recipe paper --model 150m --method " in told
-    assert main(["doctor", "ftp://nowhere/r"]) == 1
-    assert "'ftp' is no scheme" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from thinwire.cli.output import say, table
@@ -62,10 +63,10 @@ def command_line(
     accelerators: int = 1,
     at: Address | None = None,
 ) -> str:
-    """The command that each worker starts with, but for the address and the folder.
+    """The command that each worker starts with, but for the address, its number and the folder.
 
-    In a star workers meet in an object store, where all come by number if the method does not let
-    them come and go; in a ring by torchrun.
+    In a star workers meet in an object store, in a ring at a port of worker 0. They have numbers,
+    except in a store with a method that lets them come and go.
 
     Args:
         choice: what is run.
@@ -74,25 +75,22 @@ def command_line(
         accelerators: that share a worker.
         at: address of the run; default a placeholder.
     """
-    recipe = "--recipe paper " if job.shape.parameters >= _PAPER_RECIPE_FROM else ""
-    rest = f"{recipe}--model {model or 'config.json'} --method {choice.text}"
-    shared = f" --worker-size {accelerators}" if accelerators > 1 else ""
-    if at is None and job.topology.name != "star":
-        return (
-            f"torchrun --nnodes {job.workers} --nproc-per-node {accelerators} --rdzv-backend c10d "
-            f"--rdzv-endpoint HOST:29400 -m thinwire train {rest}{shared} --out runs/here"
-        )
-    numbers = ""
-    try:
-        choice.method().check_elastic()
-    except ConfigurationError:
-        numbers = f"?workers={job.workers}&worker=0"
-    start = "thinwire"
+    recipe = " --recipe paper" if job.shape.parameters >= _PAPER_RECIPE_FROM else ""
+    place, start, size = "tcp://HOST:29400", "thinwire", ""
+    if at is not None or job.topology.name == "star":
+        place = str(at or "s3://BUCKET/RUN")
     if accelerators > 1:
         start = f"torchrun --nproc-per-node {accelerators} -m thinwire"
-    where = shlex.quote(f"{at or 's3://BUCKET/RUN'}{numbers}")
-    expected = "" if numbers else f" --workers {job.workers}"
-    return f"{start} join {where} {rest}{expected}{shared} --out runs/here"
+        size = f" --worker-size {accelerators}"
+    numbers, workers = f"?workers={job.workers}&worker=0", ""
+    with suppress(ConfigurationError):
+        choice.method().check_elastic()
+        if not place.startswith("tcp"):
+            numbers, workers = "", f" --workers {job.workers}"
+    return (
+        f"{start} join {shlex.quote(place + numbers)}{recipe} --model {model or 'config.json'} "
+        f"--method {choice.text}{workers}{size} --out runs/here"
+    )
 
 
 def _notes(advice: Advice, job: Job) -> Iterator[str]:

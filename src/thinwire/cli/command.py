@@ -14,7 +14,6 @@ from typing import Annotated, Any, Final, Union, get_type_hints
 
 import tyro
 
-from thinwire.cli.asynchronous import ServeCommand
 from thinwire.cli.compare import CompareCommand
 from thinwire.cli.doctor import DoctorCommand
 from thinwire.cli.flags import RARE, flag, from_toml
@@ -23,7 +22,7 @@ from thinwire.cli.output import lasting_output
 from thinwire.cli.plan import PlanCommand
 from thinwire.cli.report import ReportCommand
 from thinwire.cli.status import StatusCommand
-from thinwire.cli.train import JoinCommand, Train
+from thinwire.cli.train import JoinCommand, ServeCommand, Train
 from thinwire.errors import RunStopped, ThinwireError, UnknownNameError, unknown_name
 
 COMMANDS: Final[Mapping[str, Any]] = {

@@ -83,8 +83,7 @@ class CompareCommand(RunFlags):
 
     def main(self, console: Console) -> None:
         """Run the command."""
-        from thinwire.cli.compare_display import CompareDisplay
-        from thinwire.cli.tables import comparison_tables
+        from thinwire.cli.compare_display import CompareDisplay, comparison_tables
         from thinwire.experiments import compare
         from thinwire.experiments.grid import specs_of
         from thinwire.experiments.parallel import ParallelRunner

@@ -1,19 +1,23 @@
-"""What `thinwire compare` shows while its runs train."""
+"""What `thinwire compare` shows: its runs while they train, and tables of their results."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column
+from rich.table import Column, Table
 
-from thinwire.cli.output import say
+from thinwire.cli.output import say, table
+from thinwire.experiments import Comparison
+from thinwire.experiments.comparison import TuningResult
 from thinwire.experiments.runners import PlannedRun
 from thinwire.plan.units import nbytes_text
+from thinwire.runs.statistics import Estimate
 from thinwire.runs.status import RunStatus
+from thinwire.runs.variants import Variant
 from thinwire.train.observers import Observer, Terminal, shows_bars
 
 
@@ -25,7 +29,7 @@ class CompareDisplay:
     """
 
     def __init__(self, console: Console) -> None:
-        self.console = console
+        self.console, self.done = console, dict[Path, bool]()
         # What does not fit is cut from the title, and never from the seed.
         title = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         self.progress = Progress(
@@ -42,7 +46,6 @@ class CompareDisplay:
             speed_estimate_period=24 * 3600.0,  # records may be minutes apart
         )
         self._all = self.progress.add_task("all runs", total=0, seed="", measured="")
-        self._is_done: dict[Path, bool] = {}
 
     def __enter__(self) -> Self:
         self.progress.start()
@@ -53,17 +56,19 @@ class CompareDisplay:
 
     def note_planned(self, runs: Sequence[tuple[PlannedRun, RunStatus]]) -> None:
         """Count `runs`, finished ones as well."""
-        self.note({run.folder: status.run is not None for run, status in runs})
+        self.done |= {run.folder: status.run is not None for run, status in runs}
+        self.count()
 
-    def note(self, is_done: Mapping[Path, bool]) -> None:
-        """Count runs, by their folders."""
-        self._is_done.update(is_done)
-        done, known = sum(self._is_done.values()), len(self._is_done)
-        self.progress.update(self._all, completed=done, total=known)
+    def count(self) -> None:
+        """Show how many of all runs are done."""
+        self.progress.update(self._all, completed=sum(self.done.values()), total=len(self.done))
 
     def observe(self, run: PlannedRun) -> Observer:
         """What shows the records of a run that begins."""
-        return _Bar(self, run) if shows_bars(self.console) else _Lines(self.console, run)
+        if shows_bars(self.console):
+            return _Bar(self, run)
+        # Lines that name their run, because those of several may follow each other.
+        return Terminal(self.console, title=run.title, steps=run.config.steps)
 
 
 class _Bar(Observer):
@@ -83,28 +88,74 @@ class _Bar(Observer):
         self._display.progress.update(self._task, completed=record["step"], measured=measured)
 
     def fail(self, why: str) -> None:
-        _say_why(self._display.console, self._run, why)
+        say(self._display.console, why)
 
     def close(self) -> None:
         self._display.progress.remove_task(self._task)
         if self._last is not None and self._last["step"] >= self._run.config.steps:
-            self._display.note({self._run.folder: True})
+            self._display.done[self._run.folder] = True
+            self._display.count()
             loss = self._last.get("val_loss", self._last["loss"])
             say(self._display.console, f"{self._run.title}: loss {loss:.4f}")
 
 
-class _Lines(Terminal):
-    """Lines that name their run, because those of several may follow each other."""
-
-    def __init__(self, console: Console, run: PlannedRun) -> None:
-        plain = Console(file=console.file, force_terminal=False)
-        super().__init__(plain, title=run.title, steps=run.config.steps)
-        self._run = run
-
-    def fail(self, why: str) -> None:
-        _say_why(self._console, self._run, why)
+# -- results ---------------------------------------------------------------------------------------
 
 
-def _say_why(console: Console, run: PlannedRun, why: str) -> None:
-    log = f"; its log: {run.log}" if run.log.exists() else ""
-    say(console, f"{run.title} failed: {why}{log}")
+def comparison_tables(comparison: Comparison) -> Iterator[Table]:
+    """Rates that a search chose, means of each method, and differences."""
+    if comparison.tuning:
+        yield table(
+            f"rates, out of {len(comparison.tuning[0].tried)} tried for each; all in tuning.json",
+            ("method", "chosen"),
+            [(result.spec.label, _chosen_text(result)) for result in comparison.tuning],
+            caption="* the lowest or highest that was tried: a better one may be beyond",
+        )
+    yield table(
+        "validation loss of the outer parameters in nats per token; bytes per worker",
+        ("method", "loss", "sent", "received", "peak/step", "memory", "wall s"),
+        [(row.label, _text(row.loss), *_measured(row.variant)) for row in comparison.rows],
+        caption="± standard error over seeds; memory: weights, inner state, anchor, outer state "
+        "and feedback, over the weights",
+    )
+    if len(comparison.rows) > 1:
+        yield table(
+            "differences of loss, paired by seed",
+            ("difference", "of", "minus", "seeds"),
+            _differences(comparison),
+            caption="± standard error, which one seed does not have",
+        )
+
+
+def _text(estimate: Estimate | None) -> str:
+    return "none" if estimate is None else estimate.text(".4f")
+
+
+def _measured(variant: Variant | None) -> list[str]:
+    if variant is None:
+        return ["-"] * 5
+    memory = variant.memory_ratio
+    return [
+        nbytes_text(variant.sent_bytes),
+        nbytes_text(variant.mean(lambda run: run.summary.received_bytes_per_worker)),
+        nbytes_text(variant.mean(lambda run: run.summary.peak_sent_bytes_per_step)),
+        "not recorded" if memory is None else f"{memory:.2f} x",
+        f"{variant.mean(lambda run: run.summary.wall_s):.1f}",
+    ]
+
+
+def _differences(comparison: Comparison) -> Iterator[tuple[str, ...]]:
+    """Each method's loss minus the baseline's."""
+    for row in comparison.rows:
+        base = comparison.baselines.get(row.label, "none here")
+        if base != row.label:
+            difference = comparison.difference(row)
+            seeds = "" if difference is None else ",".join(map(str, difference.seeds))
+            yield _text(difference), row.label, base, seeds or "none"
+
+
+def _chosen_text(result: TuningResult) -> str:
+    if result.chosen is None:
+        return f"none: {result.why}"
+    edges = result.edges()
+    return " ".join(f"{n}={v}{'*' if n in edges else ''}" for n, v in result.chosen.searched)

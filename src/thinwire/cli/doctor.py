@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thinwire.address import of_environment
-from thinwire.cli.flags import At, Option, flag, given_in, optional_token, read_address
+from thinwire.cli.flags import StoreFlags, flag, given_in, optional_token, read_address
 from thinwire.cli.job_flags import Count, Duration, ModelFlags, check_flags
 from thinwire.errors import ConfigurationError, check
 
@@ -26,7 +24,7 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class DoctorCommand(ModelFlags):
+class DoctorCommand(StoreFlags, ModelFlags):
     """Check this machine and, at an address, its connection to the store of a run.
 
     With the size of a model it also finds a method that fits the connection.
@@ -36,10 +34,6 @@ class DoctorCommand(ModelFlags):
     $ thinwire doctor s3://my-bucket/first --parameters 10B --layers 48
     """
 
-    at: At = None
-    """s3://BUCKET/RUN, hub://TOKEN@HOST:PORT/RUN, ...; default THINWIRE_AT, or this machine."""
-    token_file: Option[Path] = None
-    """File with the run's token; default THINWIRE_TOKEN."""
     workers: Count = None
     """K; default the workers of the run and this one, at least 2."""
     step_time: Duration = None
@@ -80,7 +74,6 @@ class DoctorCommand(ModelFlags):
         expected = ExpectedRun(
             shape=self.shape(),
             model=self.model,
-            shape_flags=f"--model {shlex.quote(self.model)}" if self.model else "",
             workers=self.workers,
             step_s=self.step_time,
         )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, Typ
 import tyro
 
 from thinwire.address import Address
-from thinwire.errors import ConfigurationError, ThinwireError, check, unknown_name
+from thinwire.errors import ConfigurationError, check, unknown_name
 from thinwire.files import replace_text
 from thinwire.security.token import TOKEN_VARIABLE, Token, find_token
 
@@ -43,24 +43,26 @@ def reads(parse: Callable[[str], Any], metavar: str) -> Any:
     """A flag whose text `parse` reads.
 
     Args:
-        parse: raises `ConfigurationError`.
+        parse: raises `ConfigurationError`, which tyro shows with the name of the flag.
         metavar: the value, as help shows it.
     """
-
-    def read(texts: list[str]) -> Any:
-        try:
-            return parse(texts[0])
-        except ConfigurationError as error:
-            # Not a ValueError, which tyro would print in a form of its own.
-            raise ThinwireError(error.cannot, because=error.because, do=error.do) from error
-
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
         metavar=metavar,
-        instance_from_str=read,
+        instance_from_str=lambda texts: parse(texts[0]),
         is_instance=lambda _: True,
         str_from_instance=lambda value: [str(value)],
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreFlags:
+    """The address of a run, and its token."""
+
+    at: At = None
+    """s3://BUCKET/RUN, hub://TOKEN@HOST:PORT/RUN, ...; default THINWIRE_AT."""
+    token_file: Option[Path] = None
+    """File with the run's token, which seals messages; default THINWIRE_TOKEN."""
 
 
 # What a repetition of a run chooses anew.
@@ -305,9 +307,9 @@ def read_address(text: str | None) -> Address:
     address = Address.read(text)
     check(
         bool(address.run),
-        f"find a run at {address}",
-        because="tcp:// has no store, in which workers leave their state",
-        do="pass s3://BUCKET/RUN, hub://TOKEN@HOST:PORT/RUN or file:///FOLDER/RUN",
+        f"use {address} here",
+        because="tcp:// has no store: its workers send to each other alone",
+        do="pass s3://BUCKET/RUN, hub://TOKEN@HOST:PORT/RUN, file:///FOLDER/RUN, or the like",
     )
     if address.secret:
         os.environ[TOKEN_VARIABLE] = address.secret

@@ -6,12 +6,11 @@ import json
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from thinwire.cli.flags import At, Option, Switch, optional_token, read_address
+from thinwire.cli.flags import Option, StoreFlags, Switch, optional_token, read_address
 from thinwire.cli.output import say
 from thinwire.errors import ExchangeError
 
@@ -24,23 +23,19 @@ _INTERVAL_S = 5.0  # a store charges for requests
 
 
 @dataclass(frozen=True, kw_only=True)
-class StatusCommand:
+class StatusCommand(StoreFlags):
     """Show the workers of an elastic or asynchronous run, and their progress.
 
     $ thinwire status s3://my-bucket/first --watch
     $ thinwire status s3://my-bucket/first --metrics 29420
     """
 
-    at: At = None
-    """s3://BUCKET/RUN, hub://TOKEN@HOST:PORT/RUN, ...; default THINWIRE_AT."""
     watch: Switch = False
     """Repeat every 5 s, until Ctrl-C."""
     json: Switch = False
     """Print JSON."""
     metrics: Annotated[Option[str], tyro.conf.arg(metavar="[HOST:]PORT")] = None
     """Serve Prometheus at this port, of 127.0.0.1 without a host, until Ctrl-C."""
-    token_file: Option[Path] = None
-    """File with the run's token; default THINWIRE_TOKEN."""
 
     def main(self, console: Console) -> None:
         """Run the command."""

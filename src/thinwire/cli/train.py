@@ -1,4 +1,4 @@
-"""`thinwire train` and `thinwire join`."""
+"""`thinwire train`, `thinwire join` and `thinwire serve`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from thinwire.cli.flags import (
     At,
     Option,
     Rare,
+    StoreFlags,
     Switch,
     TrainFlags,
     default_out,
@@ -20,6 +21,7 @@ from thinwire.cli.flags import (
     given_in,
     optional_token,
     read_address,
+    write_settings,
 )
 from thinwire.cli.output import closing_line, noted_signals, say
 from thinwire.errors import ConfigurationError, MismatchError, ThinwireError, check
@@ -97,15 +99,14 @@ class Train(TrainFlags):
         connection: ElasticConfig | None,
         console: Console,
     ) -> Sequence[Observer]:
-        from thinwire.cli.run_file import RunFile
-        from thinwire.train.observers import Terminal, tensorboard, tracker
+        from thinwire.train.observers import OnFirstRecord, Terminal, tensorboard, tracker
 
         if self.resume:
             say(console, f"{out}: continues from step {step}")
         is_fixed = connection is None or connection.is_fixed
         team = f"K={config.workers}" if is_fixed else "elastic"
         observers: list[Observer] = [
-            RunFile(out, self.settings(config)),
+            OnFirstRecord(partial(write_settings, out, self.settings(config))),
             Terminal(console, title=f"{self.method} {team}", steps=config.steps),
         ]
         if self.tensorboard:
@@ -125,7 +126,7 @@ class Train(TrainFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JoinCommand(Train):
+class JoinCommand(Train, StoreFlags):
     """Train as one worker of a run; without numbers in the address workers join and leave any time.
 
     $ thinwire join 'hub://TOKEN@HOST:PORT/first' --method muloco --out runs/here
@@ -139,8 +140,6 @@ class JoinCommand(Train):
     """Train for thinwire serve, without rounds."""
     identity: Option[str] = None
     """Name of this worker; default that of --out and of this host."""
-    token_file: Option[Path] = None
-    """File with the run's token; default THINWIRE_TOKEN."""
     patience: Rare[float] = None
     """Share of a round that a slow worker is waited for."""
     min_workers: Rare[int] = None
@@ -225,3 +224,51 @@ class JoinCommand(Train):
             because="no thinwire serve has begun a run there",
             do="start thinwire serve, or leave --asynchronous out",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeCommand(TrainFlags, StoreFlags):
+    """Hold the parameters of an asynchronous run, whose workers do not wait for each other.
+
+    - workers join with thinwire join --asynchronous and the same flags
+    - the method's outer SGD becomes delayed Nesterov with the same rates
+    - with the same --out, a server continues from its checkpoint
+
+    $ thinwire serve s3://my-bucket/first --workers 4 --out runs/server
+    """
+
+    equal_steps: Switch = False
+    """Give slow workers as many inner steps as the fastest."""
+    grace_s: float = 0.0
+    """Seconds to wait for other arrivals after the first."""
+    lost_after_s: float = 300.0
+    """Seconds of silence after which a worker counts as lost."""
+
+    def main(self, console: Console) -> None:
+        """Run the command."""
+        from thinwire.asynchronous import AsyncOptions
+        from thinwire.asynchronous.objects import AsyncStoreServer
+        from thinwire.train import asynchronous
+
+        address = read_address(self.at)
+        config = self.arrivals_config()
+        out = self.out or default_out(f"async-{self.method}")
+        if not (out / "config.json").exists():
+            write_settings(out, self.settings(config))
+        summary = asynchronous.serve(
+            config,
+            out,
+            AsyncOptions(
+                dynamic_steps=not self.equal_steps,
+                grace_s=self.grace_s,
+                lost_after_s=self.lost_after_s,
+            ),
+            partial(
+                AsyncStoreServer,
+                store=address.place,
+                run=address.run,
+                token=optional_token(self.token_file),
+                log=partial(say, console),
+            ),
+        )
+        say(console, closing_line(summary, out))

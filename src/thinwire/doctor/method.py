@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from thinwire.doctor.machine import Finding, RunAdvice
 from thinwire.errors import ConfigurationError
-from thinwire.handshake import flatten_description, nested_description
+from thinwire.handshake import flatten_description
 from thinwire.method import Method
 from thinwire.plan.advice import Advice, Recommendation, advise
 from thinwire.plan.compute import Compute
@@ -24,6 +25,7 @@ from thinwire.plan.units import duration_text, rate_text, share_text
 
 _TARGET: Final = 0.9
 _MODEL, _WORKERS, _STEP_S = "150m", 2, 1.0
+_WORDS: Final = {"None": None, "False": False, "True": True, "inf": math.inf}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +35,6 @@ class ExpectedRun:
     Args:
         shape: of the model.
         model: value of --model, if it was passed.
-        shape_flags: flags of `thinwire plan` for the shape; default its numbers of parameters and
-            layers.
         workers: K.
         step_s: of an inner step.
 
@@ -44,7 +44,6 @@ class ExpectedRun:
 
     shape: Shape | None = None
     model: str | None = None
-    shape_flags: str = ""
     workers: int | None = None
     step_s: float | None = None
 
@@ -90,12 +89,35 @@ class RunDescription:
         flat = {key: text for key, text in self.fields.items() if key.startswith("method.")}
         flat.setdefault("method.name", "method")
         try:
-            described = nested_description(flat)
-            method = Method.from_dict(described["method"])
-        except (ConfigurationError, ValueError):
+            method = Method.from_dict(_nested(flat)["method"])
+        except (ConfigurationError, AttributeError, TypeError, ValueError):
             return None
         again = flatten_description({"method": method.describe()})
         return method if again.items() <= flat.items() else None
+
+
+def _nested(flat: Mapping[str, str]) -> dict[str, Any]:
+    """What `flatten_description` made flat; a text that looks like a number becomes one."""
+    tree: dict[str, Any] = {}
+    for path, text in flat.items():
+        *above, name = path.split(".")
+        branch = tree
+        for part in above:
+            branch = branch.setdefault(part, {})
+        try:
+            branch[name] = _WORDS[text] if text in _WORDS else json.loads(text)
+        except (ValueError, RecursionError):
+            branch[name] = text
+    return _with_lists(tree)
+
+
+def _with_lists(tree: Any) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    branches = {name: _with_lists(value) for name, value in tree.items()}
+    places = [str(index) for index in range(len(branches))]
+    # In any order: keys of JSON may have been sorted as texts.
+    return [branches[place] for place in places] if branches.keys() == {*places} else branches
 
 
 def method_finding(link: Link | None, planned: ExpectedRun, run: RunDescription) -> Finding:
@@ -112,7 +134,7 @@ def method_finding(link: Link | None, planned: ExpectedRun, run: RunDescription)
     if link is None:
         do = "measure it by other means, and pass it to thinwire plan with --bandwidth"
         return Finding("warn", "not computed: the rate to the store was not measured", do)
-    job, flags, figures = _job(link, planned, run)
+    job, model, flags, figures = _job(link, planned, run)
     plan = f"what each method sends, and the rate that it needs: thinwire plan {flags}"
     method, own = run.method(), None
     with suppress(ConfigurationError):  # it does not fit the model; thinwire plan says why
@@ -126,12 +148,11 @@ def method_finding(link: Link | None, planned: ExpectedRun, run: RunDescription)
         plan = f"begin another run, all workers of which have the flags of one below; {plan}"
     elif advice.recommended:
         plan = f"all workers take the flags of one below; {plan}"
-    is_known = planned.shape is not None or run.size() is not None
     return Finding(
         "ok" if own is None and advice.recommended else "warn",
         "; ".join(found),
         plan,
-        RunAdvice(advice, job, planned.model if is_known else _MODEL),
+        RunAdvice(advice, job, model),
     )
 
 
@@ -155,24 +176,27 @@ def _busy_text(found: Recommendation) -> str:
     return f"{found.choice.text} keeps a worker busy {share_text(found.forecast.utilisation)}"
 
 
-def _job(link: Link, planned: ExpectedRun, run: RunDescription) -> tuple[Job, str, str]:
-    """The job, the flags with which `thinwire plan` plans it, and where its numbers are from."""
-    size, shape, shape_flags = run.size(), planned.shape, planned.shape_flags
+def _job(link: Link, planned: ExpectedRun, run: RunDescription) -> tuple[Job, str | None, str, str]:
+    """The job, its --model, flags of `thinwire plan` for it, and where its numbers are from."""
+    size, shape, model = run.size(), planned.shape, planned.model
     assumed = {
         "--model": shape is None and size is None,
         "--workers": planned.workers is None and not run.workers,
         "--step-time": planned.step_s is None,
     }
-    if shape is None:
-        shape = resolve(_MODEL) if size is None else Shape.of_size(*size)
-        shape_flags = f"--model {_MODEL}" if size is None else ""
+    if shape is None and size is not None:
+        shape = Shape.of_size(*size)
+    elif shape is None:
+        shape, model = resolve(_MODEL), _MODEL
     # With this one, which may be the second.
     workers = planned.workers or max(_WORKERS, run.workers + 1)
     step_s = planned.step_s or _STEP_S
-    compute = Compute(step_s=step_s)
-    job = Job(shape=shape, workers=workers, compute=compute, link=link, topology=Star())
-    shape_flags = shape_flags or f"--parameters {shape.parameters} --layers {shape.layers}"
+    job = Job(
+        shape=shape, workers=workers, compute=Compute(step_s=step_s), link=link, topology=Star()
+    )
+    sizes = f"--parameters {shape.parameters} --layers {shape.layers}"
     values = {
+        "--workers": str(workers),
         "--step-time": duration_text(step_s),
         "--up": rate_text(link.up_bits_per_s),
         "--down": rate_text(link.down_bits_per_s),
@@ -180,10 +204,10 @@ def _job(link: Link, planned: ExpectedRun, run: RunDescription) -> tuple[Job, st
         "--topology": "star",
     }
     given = [f"{name} {text.replace(' ', '')}" for name, text in values.items()]
-    flags = f"{shape_flags} --workers {workers} {' '.join(given)}"
+    flags = " ".join([f"--model {shlex.quote(model)}" if model else sizes, *given])
     figures = f"computed for {shape.name}, {workers} workers with this link, "
     figures += f"{duration_text(step_s)} a step"
     if any(assumed.values()):
         names = ", ".join(name for name, is_assumed in assumed.items() if is_assumed)
         figures += f" (assumed: pass yours with {names})"
-    return job, flags, figures
+    return job, model, flags, figures

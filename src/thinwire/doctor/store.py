@@ -41,13 +41,13 @@ def store_findings(
         token: of that run, if it has one.
     """
     checks = _StoreChecks(url, planned or ExpectedRun(), run, token)
-    finding = examine("store", checks.store, limit_s=_CHECK_S)
+    finding = examine("store", lambda: asyncio.run(checks.store()), limit_s=_CHECK_S)
     yield finding
     if finding.status == "fail" or len(checks.latencies_s) < _ASKS:
         yield Finding("warn", "not established: clock, rate, method", name="the rest")
         return
     yield examine("clock", checks.clock, limit_s=_CHECK_S)
-    yield examine("rate", checks.rate, limit_s=_RATE_S)
+    yield examine("rate", lambda: asyncio.run(checks.rate()), limit_s=_RATE_S)
     yield examine("method", checks.method, limit_s=_METHOD_S)
 
 
@@ -63,18 +63,8 @@ class _StoreChecks:
         self._ahead_s = 0.0
         self.latencies_s: list[float] = []
 
-    def store(self) -> Finding:
+    async def store(self) -> Finding:
         """Keys may put and delete, and one name is written once."""
-        may_delete = asyncio.run(self._try_store())
-        latency = duration_text(statistics.median(self.latencies_s))
-        found = f"takes one object of each name, and answers in {latency}"
-        if may_delete:
-            return Finding("ok", found)
-        do = "let them, or have a lifecycle rule delete what is older than the run lasts"
-        return Finding("warn", f"{found}; these keys may not delete", do)
-
-    async def _try_store(self) -> bool:
-        """Try all requests; returns whether deleting is allowed."""
         store, until_s = ObjectStore(self._url), time.monotonic() + _CHECK_S
         await store.check_put_if_absent(f"{self._key}-check", until_s)
         for _ in range(_ASKS):
@@ -85,7 +75,12 @@ class _StoreChecks:
         middle_s = (sent_s + time.time()) / 2
         stamp = await store.stamp(self._key, until_s)
         self._ahead_s = 0.0 if stamp is None else middle_s - stamp[1]
-        return await store.delete([self._key])
+        latency = duration_text(statistics.median(self.latencies_s))
+        found = f"takes one object of each name, and answers in {latency}"
+        if await store.delete([self._key]):
+            return Finding("ok", found)
+        do = "let them, or have a lifecycle rule delete what is older than the run lasts"
+        return Finding("warn", f"{found}; these keys may not delete", do)
 
     def clock(self) -> Finding:
         """This machine's clock against the store's, which has whole seconds."""
@@ -95,12 +90,8 @@ class _StoreChecks:
         do = "set the clock that is wrong: a store refuses requests that are 15 min off"
         return Finding("warn", f"{duration_text(off_s)} {word} the store's", do)
 
-    def rate(self) -> Finding:
+    async def rate(self) -> Finding:
         """Bits per second each way, of one object."""
-        up, down = self._rates = asyncio.run(self._measure_rates())
-        return Finding("ok", f"{rate_text(up)} to the store, {rate_text(down)} from it")
-
-    async def _measure_rates(self) -> tuple[float, float]:
         store, until_s = ObjectStore(self._url), time.monotonic() + _RATE_S
         body = memoryview(os.urandom(_PROBE_NBYTES))
         try:
@@ -108,7 +99,8 @@ class _StoreChecks:
             down_s = await _seconds(store.get(self._key, until_s, nbytes=_PROBE_NBYTES))
         finally:
             await store.delete([self._key])
-        return 8 * _PROBE_NBYTES / up_s, 8 * _PROBE_NBYTES / down_s
+        up, down = self._rates = 8 * _PROBE_NBYTES / up_s, 8 * _PROBE_NBYTES / down_s
+        return Finding("ok", f"{rate_text(up)} to the store, {rate_text(down)} from it")
 
     def method(self) -> Finding:
         """Advice for the measured rates; latency is one way."""

@@ -70,7 +70,7 @@ class ParallelRunner(Runner):
                     failures[number] = failure = process.carry_out(packed, observer, lock)
                     with lock:
                         if failure is not None and not stopped.is_set():
-                            observer.fail(str(failure))
+                            observer.fail(runs[number].failed(failure))
                         observer.close()
                         if stopped.is_set() or process.is_alive():
                             break

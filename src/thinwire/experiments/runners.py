@@ -37,6 +37,22 @@ _NOTED = (RunState.DIVERGED, RunState.FAILED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RunFailure:
+    """The error that ended a run.
+
+    Args:
+        kind: of the error.
+        why: its text.
+    """
+
+    kind: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.why}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedRun:
     """A run to carry out.
 
@@ -58,21 +74,10 @@ class PlannedRun:
         """
         return self.folder.parent / "logs" / f"{self.folder.name}.log"
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunFailure:
-    """The error that ended a run.
-
-    Args:
-        kind: of the error.
-        why: its text.
-    """
-
-    kind: str
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.why}"
+    def failed(self, failure: RunFailure) -> str:
+        """What is shown of its failure."""
+        log = f"; its log: {self.log}" if self.log.exists() else ""
+        return f"{self.title} failed: {failure}{log}"
 
 
 MakeObserver: TypeAlias = Callable[[PlannedRun], Observer]
@@ -134,7 +139,7 @@ def carry_out(run: PlannedRun, shown: Observer, cores: int) -> RunFailure | None
                 run.log.parent.mkdir(parents=True, exist_ok=True)
                 with run.log.open("a", encoding="utf-8") as file:
                     traceback.print_exception(error, file=file)
-        shown.fail(str(failure))
+        shown.fail(run.failed(failure))
         return failure
     finally:
         shown.close()

@@ -5,7 +5,8 @@ import logging
 import platform
 import textwrap
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ class Observer:
         del event
 
     def fail(self, why: str) -> None:
-        """Receive the reason why a run of a comparison has no result, before `close`."""
+        """Receive, before `close`, which run of a comparison has no result and why."""
         del why
 
     def close(self) -> None:
@@ -71,6 +72,20 @@ class FolderWriter(Observer):
             # The thread that logged the event may be in an exchange, which a full disk must not
             # fail; the event is also in the log and the summary.
             _LOG.warning("%s", error)
+
+
+class OnFirstRecord(Observer):
+    """Calls `act` once the run has a first record: one that cannot start leaves nothing behind."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._acts = [act]
+
+    def record(self, record: dict[str, Any]) -> None:
+        """Call it, the first time."""
+        del record
+        while self._acts:
+            with suppress(OSError):  # a full disk ends no training
+                self._acts.pop()()
 
 
 def forward_events(log: EventLog, observers: Sequence[Observer]) -> None:
@@ -155,6 +170,10 @@ class Terminal(Observer):
         if event.kind == "committed":  # the bar counts the rounds
             return
         self._say(str(event))
+
+    def fail(self, why: str) -> None:
+        """Print it."""
+        self._say(why)
 
     def close(self) -> None:
         """Leave the bar as it is."""
