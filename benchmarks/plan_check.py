@@ -31,7 +31,6 @@ from setting import write_runs
 from thinwire.codecs import CastBF16
 from thinwire.method import Method
 from thinwire.plan.calibration import Calibration, calibrate
-from thinwire.plan.compute import Compute
 from thinwire.plan.link import Link
 from thinwire.plan.simulate import simulate
 from thinwire.runs.folder import write_json
@@ -237,18 +236,18 @@ def compare(
     predicted = simulate(job.scenario(link, late_s=late_s), steps=STEPS)
     measured = calibrate(folder, step_s=1.0).measured
     # What remains of the error if the steps of this very run had been known.
-    own = Compute(step_s=measured.inner_s / STEPS)
-    timed = dataclasses.replace(job, compute=own).scenario(link, late_s=late_s)
+    own = dataclasses.replace(job.job.compute, step_s=measured.inner_s / STEPS)
+    timed = dataclasses.replace(job.scenario(link, late_s=late_s), compute=own)
     known = simulate(timed, steps=STEPS)
     return {
         "rate_mbit": rate_mbit,
         "predicted_s": predicted.wall_s,
         "measured_s": measured.training_s,
         "error": predicted.wall_s / measured.training_s - 1,
-        "predicted_utilisation": predicted.utilisation,
+        "predicted_utilisation": predicted.seconds.utilisation,
         "measured_utilisation": measured.utilisation,
-        "utilisation_error": predicted.utilisation / measured.utilisation - 1,
-        "limit": predicted.limit,
+        "utilisation_error": predicted.seconds.utilisation / measured.utilisation - 1,
+        "limit": predicted.seconds.limit,
         "predicted_sent_bytes": job.traffic.sent_after(STEPS),
         "measured_sent_bytes": measured.sent_nbytes,
         "measured_step_s": own.step_s,
@@ -274,8 +273,8 @@ def line(name: str, row: Mapping[str, Any]) -> str:
 
 def described(job: Calibration) -> dict[str, float]:
     return {
-        "step_s": job.compute.step_s,
-        "outer_s_per_parameter": job.coding.outer_s_per_parameter,
+        "step_s": job.job.compute.step_s,
+        "outer_s_per_parameter": job.job.compute.outer_s_per_parameter,
         "measured_s": job.measured.training_s,
         "measured_utilisation": job.measured.utilisation,
     }

@@ -6,7 +6,7 @@ from typing import Any
 
 from thinwire.fragments import Fragments, Strided
 from thinwire.fragments.layers import Part
-from thinwire.plan.compute import Coding, Compute
+from thinwire.plan.compute import Compute
 from thinwire.plan.link import Link
 from thinwire.plan.simulate import Scenario
 from thinwire.plan.traffic import MessageSpec, Traffic
@@ -30,9 +30,10 @@ def one_message(*, every: int = 7, tau: int = 0, workers: int = 3, **fields: Any
     sent = message(**{"first": every, **fields})
     return Scenario(
         traffic=traffic_of(sent, every=every, tau=tau, workers=workers),
-        compute=Compute(step_s=0.13),
+        compute=Compute(
+            step_s=0.13, **{f"{name}_s_per_parameter": s for name, s in seconds.items()}
+        ),
         link=Link(up_bits_per_s=1e6, down_bits_per_s=3e5, latency_s=0.017),
-        coding=Coding(**{f"{name}_s_per_parameter": s for name, s in seconds.items()}),
     )
 
 

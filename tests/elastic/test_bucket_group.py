@@ -27,7 +27,7 @@ from bucket_workers import (
     workers,
     write,
 )
-from thinwire.plan.job import MeetingRequests
+from thinwire.plan.job import meeting_requests
 from thinwire.plan.shape import Shape
 from thinwire.plan.traffic import traffic
 from thinwire.security.sealing import SEAL_NBYTES
@@ -238,11 +238,11 @@ def test_the_bytes_and_requests_of_workers_that_all_come_in_time_are_those_of_th
         workers=4,
         added_nbytes=SEAL_NBYTES,
     )
-    meeting, rounds = MeetingRequests.of(4), steps // H
+    (puts, gets, lists), rounds = meeting_requests(4), steps // H
     # They meet once more at the end.
-    assert asked["puts"] == 4 * plan.puts_after(steps) + (rounds + 1) * meeting.puts
-    assert asked["gets"] == 4 * plan.gets_after(steps) + (rounds + 1) * meeting.gets
-    assert asked["lists"] == (rounds + 1) * meeting.lists
+    assert asked["puts"] == 4 * plan.puts_after(steps) + (rounds + 1) * puts
+    assert asked["gets"] == 4 * plan.gets_after(steps) + (rounds + 1) * gets
+    assert asked["lists"] == (rounds + 1) * lists
     for worker in running:
         assert worker.loop.stats.sent_bytes == plan.sent_after(steps)
         assert worker.loop.stats.received_bytes == plan.received_after(steps)

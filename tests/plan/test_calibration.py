@@ -60,8 +60,8 @@ def test_bytes_method_and_model_are_those_of_the_run(simulated, make_config, tex
     assert job.traffic.received_after(13) == summary["received_bytes_per_worker"] > 0
     assert peak_sent_after(job.traffic, 13) == summary["peak_sent_bytes_per_step"]
     assert job.method == make_config(text).method
-    assert (job.workers, job.steps, job.tokens_per_step) == (2, 13, 32)
-    assert job.shape.parameters == summary["parameters"]
+    assert (job.job.workers, job.steps, job.job.tokens_per_step) == (2, 13, 16)
+    assert job.job.shape.parameters == summary["parameters"]
     assert job.measured.sent_nbytes == summary["sent_bytes_per_worker"]
 
 
@@ -70,8 +70,10 @@ def test_seconds_are_medians_and_a_slower_link_is_slower_by_what_crosses_it(
 ) -> None:
     folder = timed(step_s=0.25, coding_s=0.5, wait_s=0.125)
     job = calibrate(folder)
-    assert job.compute.step_s == pytest.approx(0.25, rel=1e-12)
-    assert job.coding.outer_s_per_parameter * job.shape.parameters == pytest.approx(0.5, rel=1e-12)
+    assert job.job.compute.step_s == pytest.approx(0.25, rel=1e-12)
+    assert job.job.compute.outer_s_per_parameter * job.job.shape.parameters == pytest.approx(
+        0.5, rel=1e-12
+    )
     free = simulate(job.scenario(NO_LIMIT, late_s=0.125), steps=13)
     # Two whole rounds and what is left over.
     assert free.wall_s == pytest.approx(13 * 0.25 + 3 * (0.5 + 0.125), rel=1e-12)
@@ -79,10 +81,10 @@ def test_seconds_are_medians_and_a_slower_link_is_slower_by_what_crosses_it(
     wire_nbytes = job.traffic.sent_after(13) * (1500 + 26) / 1448
     more_s = 8 * wire_nbytes / 1e5 + 3 * 2 * 0.3
     assert slow.wall_s - free.wall_s == pytest.approx(more_s, rel=1e-12)
-    assert slow.utilisation == pytest.approx(13 * 0.25 / slow.wall_s, rel=1e-12)
+    assert slow.seconds.utilisation == pytest.approx(13 * 0.25 / slow.wall_s, rel=1e-12)
     # A step time that is given needs no records.
     job = calibrate(simulated("diloco"), step_s=0.75)
-    assert (job.compute.step_s, job.coding.outer_s_per_parameter) == (0.75, 0)
+    assert (job.job.compute.step_s, job.job.compute.outer_s_per_parameter) == (0.75, 0)
 
 
 def test_fragments_share_what_coding_takes(timed) -> None:
@@ -90,7 +92,7 @@ def test_fragments_share_what_coding_takes(timed) -> None:
     job = calibrate(folder)
     messages = job.traffic.messages
     assert len(messages) > 1
-    outer_s = [job.coding.outer_s_per_parameter * m.parameters for m in messages]
+    outer_s = [job.job.compute.outer_s_per_parameter * m.parameters for m in messages]
     assert sum(outer_s) / len(messages) == pytest.approx(0.5, rel=1e-12)
 
 

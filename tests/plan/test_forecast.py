@@ -9,7 +9,7 @@ from thinwire.cli.plan import job_text, link_text, verdict
 from thinwire.elastic import alive
 from thinwire.elastic.transport import Elastic
 from thinwire.errors import ConfigurationError
-from thinwire.plan.compute import PEAK_TFLOPS_PER_S, Coding, Compute, peak_flops_per_s
+from thinwire.plan.compute import PEAK_TFLOPS_PER_S, Compute, peak_flops_per_s
 from thinwire.plan.forecast import UTILISATIONS, Forecast, RefusedMethod, forecast, forecasts
 from thinwire.plan.job import SIGN_OF_LIFE_S, Job, Prices
 from thinwire.plan.link import Link, Ring, Star
@@ -74,8 +74,8 @@ def test_what_limits() -> None:
     assert forecast(method, job(link=Link.of(1e3))).limit == "bandwidth"
     assert forecast(method, job(link=Link.of(1e12, latency_s=9))).limit == "latency"
     assert forecast(method, job(link=Link.of(1e12))).limit == "compute"
-    slow = Coding(encode_s_per_parameter=1e-3)
-    assert forecast(method, job(link=Link.of(1e12), coding=slow)).limit == "coding"
+    slow = Compute(step_s=0.1, encode_s_per_parameter=1e-3)
+    assert forecast(method, job(link=Link.of(1e12), compute=slow)).limit == "coding"
     far = forecast(presets.ddp(), job(link=Link.of(1e9, latency_s=1)))
     assert set(far.required_bits_per_s.values()) == {math.inf}
     alone = forecast(presets.ddp(), job(workers=1))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plan_scenarios import message, one_message, plain, same, streaming, traffic_of
 from thinwire.errors import ConfigurationError
 from thinwire.fragments import At, Sequential, Strided, Whole
-from thinwire.plan.compute import Coding, Compute
+from thinwire.plan.compute import Compute
 from thinwire.plan.link import TOPOLOGIES, Link, OverTcp, Ring, Star
 from thinwire.plan.simulate import (
     Scenario,
@@ -78,8 +78,8 @@ def test_the_equation_without_overlap_is_the_one_on_paper() -> None:
     [
         {"link": Link(up_bits_per_s=1e6, down_bits_per_s=3e5, latency_s=0.017001)},
         {"link": Link(up_bits_per_s=1e6, down_bits_per_s=3.0001e5, latency_s=0.017)},
-        {"coding": Coding(encode_s_per_parameter=3.0001e-5)},
-        {"compute": Compute(step_s=0.130001)},
+        {"compute": replace(one_message().compute, encode_s_per_parameter=3.0001e-5)},
+        {"compute": replace(one_message().compute, step_s=0.130001)},
         {"topology": Star()},
     ],
     ids=lambda change: next(iter(change)),
@@ -127,7 +127,7 @@ def step_by_step(scenario: Scenario, *, steps: int) -> list[float]:
 def test_steps_without_events_may_be_taken_at_once(rate, tau, fragments, every) -> None:
     scenario = replace(
         plain(streaming(fragments, every=every, tau=tau, workers=3), rate, latency_s=0.01),
-        coding=Coding(encode_s_per_parameter=1e-7, decode_s_per_parameter=3e-7),
+        compute=Compute(step_s=0.1, encode_s_per_parameter=1e-7, decode_s_per_parameter=3e-7),
     )
     ends = step_by_step(scenario, steps=8 * every)
     assert simulate(scenario, steps=8 * every).round_s == pytest.approx(
@@ -150,10 +150,12 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     )
     return Scenario(
         traffic=sent,
-        compute=Compute(step_s=draw(st.floats(0.01, 2))),
+        compute=Compute(
+            step_s=draw(st.floats(0.01, 2)),
+            encode_s_per_parameter=draw(st.sampled_from([0, 1e-6])),
+        ),
         link=Link(up_bits_per_s=up, down_bits_per_s=down, latency_s=latency_s),
         topology=draw(st.sampled_from(ALL_TOPOLOGIES)),
-        coding=Coding(encode_s_per_parameter=draw(st.sampled_from([0, 1e-6]))),
     )
 
 
@@ -166,7 +168,7 @@ def test_time_adds_up_and_a_better_link_never_takes_longer(scenario, steps, fact
         assert begun_s >= freed_s
     assert len(found.wait_s) == steps + 1
     assert math.isclose(found.seconds.total_s, found.wall_s, rel_tol=1e-9)
-    if scenario.coding.encode_s_per_parameter == 0:
+    if scenario.compute.encode_s_per_parameter == 0:
         held_back_s = found.seconds.waiting_s
         assert math.isclose(sum(found.wait_s), held_back_s, rel_tol=1e-9, abs_tol=1e-9)
     up, down = factor * link.up_bits_per_s, factor * link.down_bits_per_s
@@ -184,17 +186,16 @@ def test_the_unit_of_time_does_not_matter(scenario, factor) -> None:
     if isinstance(topology, OverTcp):
         topology = replace(topology, late_s=factor * topology.late_s)
     up, down = link.up_bits_per_s / factor, link.down_bits_per_s / factor
-    encode_s = factor * scenario.coding.encode_s_per_parameter
+    encode_s = factor * scenario.compute.encode_s_per_parameter
     scaled = replace(
         scenario,
-        compute=Compute(step_s=factor * scenario.compute.step_s),
+        compute=Compute(step_s=factor * scenario.compute.step_s, encode_s_per_parameter=encode_s),
         topology=topology,
         link=Link(up_bits_per_s=up, down_bits_per_s=down, latency_s=factor * link.latency_s),
-        coding=Coding(encode_s_per_parameter=encode_s),
     )
     before, after = simulate(scenario, steps=31), simulate(scaled, steps=31)
     assert same(after.wall_s, factor * before.wall_s)
-    assert same(after.utilisation, before.utilisation)
+    assert same(after.seconds.utilisation, before.seconds.utilisation)
 
 
 @settings(max_examples=40)
@@ -214,10 +215,10 @@ def test_workers_alone_or_with_nothing_to_say_or_over_a_perfect_link_only_comput
     alone, perfect = plain(streaming(workers=1), 1.0, latency_s=5), plain(streaming(), math.inf)
     for scenario in (alone, perfect, silent):
         found = simulate(scenario, steps=33)
-        assert (found.utilisation, found.limit) == (1, "compute")
+        assert (found.seconds.utilisation, found.seconds.limit) == (1, "compute")
         assert same(found.wall_s, 3.3)
     late = replace(silent, link=Link.of(1.0, latency_s=0.1))
-    assert simulate(late, steps=33).limit == "latency"  # no bytes, but an answer
+    assert simulate(late, steps=33).seconds.limit == "latency"  # no bytes, but an answer
 
 
 def test_the_last_hop_s_latency_does_not_hold_the_link_and_encoding_comes_before_it() -> None:
@@ -225,11 +226,12 @@ def test_the_last_hop_s_latency_does_not_hold_the_link_and_encoding_comes_before
     found = simulate(scenario, steps=1)
     assert found.begun_s == pytest.approx((0.1, 1.1))
     assert same(found.wall_s, 0.1 + 2 + 10)
-    coding = Coding(encode_s_per_parameter=1 / 1009, decode_s_per_parameter=1 / 1009)
+    coded = replace(scenario.compute, encode_s_per_parameter=1 / 1009)
+    coded = replace(coded, decode_s_per_parameter=1 / 1009)
     # 0.1 train, 1 encode, then 1 send beside 1 encode, 1 send beside 2 decode, 2 decode.
-    found = simulate(replace(scenario, coding=coding, link=Link.of(8 * 12_347)), steps=1)
+    found = simulate(replace(scenario, compute=coded, link=Link.of(8 * 12_347)), steps=1)
     assert same(found.wall_s, 0.1 + 2 + 2 + 2)
-    assert found.limit == "coding"
+    assert found.seconds.limit == "coding"
 
 
 def test_a_long_round_takes_no_longer_to_simulate_than_its_events() -> None:
@@ -269,7 +271,7 @@ def test_a_link_that_falls_behind_slowly_is_found_out_and_the_bound_is_reached()
     fragments = Sequential(layers=1, offsets=At(steps=tuple(range(10))))
     sent = streaming(fragments, parameters=1000, layers=10, every=10, tau=5)
     scenario = plain(sent, 8 * 200 / 0.1001)
-    assert simulate(scenario, steps=100).wait_s[:100] == (0,) * 100
+    assert simulate(scenario, steps=100).wait_s[:100] == [0] * 100
     assert same(steady_utilisation(scenario), 1 / 1.001)
     for rate in (1e5, 1.1e6, 1e9):
         # A whole round for each answer: compute and link each go on without the other.
@@ -280,7 +282,7 @@ def test_a_link_that_falls_behind_slowly_is_found_out_and_the_bound_is_reached()
 
 @pytest.mark.parametrize("target", [0.5, 0.9, 0.99])
 def test_the_required_rate_is_that_of_the_equation(target) -> None:
-    scenario = replace(one_message(workers=2), coding=Coding())
+    scenario = replace(one_message(workers=2), compute=Compute(step_s=0.13))
     allowed_s = 7 * 0.13 * (1 / target - 1) - 0.017
     expected = 8 * 12_347 / allowed_s if allowed_s > 0 else math.inf
     assert required_bandwidth(target, scenario) == pytest.approx(expected, rel=1e-6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
@@ -161,9 +161,9 @@ class PlanCommand(ModelFlags):
             because="it is the price of reading from an object store, which is a star",
             do="leave one of them out",
         )
-        from thinwire.plan.compute import Coding, Compute
+        from thinwire.plan.compute import Compute
         from thinwire.plan.job import Job
-        from thinwire.plan.link import TOPOLOGIES, Link, OverTcp
+        from thinwire.plan.link import TOPOLOGIES, Link
         from thinwire.security.sealing import SEAL_NBYTES
 
         given = given_in(self)
@@ -173,23 +173,14 @@ class PlanCommand(ModelFlags):
             "link": Link(up_bits_per_s=rates[0], down_bits_per_s=rates[1], latency_s=self.latency),
             "prices": _prices(given),
         }
-        if calibration is None or self.encode_time or self.decode_time:
-            job["coding"] = Coding(
-                encode_s_per_parameter=self.encode_time or 0.0,
-                decode_s_per_parameter=self.decode_time or 0.0,
-            )
+        coding = {
+            "encode_s_per_parameter": self.encode_time or 0.0,
+            "decode_s_per_parameter": self.decode_time or 0.0,
+        }
         if calibration is not None:
-            of_run: dict[str, Any] = {
-                "shape": calibration.shape,
-                "workers": calibration.workers,
-                "compute": calibration.compute,
-                "coding": calibration.coding,
-                "topology": OverTcp(),
-                "tokens_per_step": calibration.tokens_per_step // calibration.workers,
-                "tokens": calibration.steps * calibration.tokens_per_step,
-                "added_nbytes": calibration.added_nbytes,
-            }
-            return Job(**(of_run | job))
+            if self.encode_time or self.decode_time:
+                job["compute"] = Compute(step_s=calibration.job.compute.step_s, **coding)
+            return replace(calibration.job, **job)
         # A model may take seconds to resolve: last, when all else is known to be right.
         shape: Any = self.shape()
         if self.step_time is not None:
@@ -201,7 +192,7 @@ class PlanCommand(ModelFlags):
         return Job(
             **job,
             shape=shape,
-            compute=compute,
+            compute=replace(compute, **coding),
             topology=TOPOLOGIES[self.topology or ("star" if self.egress_price else "ring")],
             elastic=self.elastic,
             added_nbytes=SEAL_NBYTES if self.sealed else 0,

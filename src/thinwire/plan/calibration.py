@@ -1,6 +1,7 @@
 """Calibration: from the folder of a run to the same job over another link."""
 
-from dataclasses import dataclass, field, replace
+import math
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -8,7 +9,8 @@ from typing import Final
 
 from thinwire.errors import CheckpointError, ConfigurationError, check
 from thinwire.method import Method
-from thinwire.plan.compute import Coding, Compute
+from thinwire.plan.compute import Compute
+from thinwire.plan.job import Job
 from thinwire.plan.link import Link, OverTcp
 from thinwire.plan.models import resolve
 from thinwire.plan.shape import Shape
@@ -50,30 +52,18 @@ class Calibration:
 
     Args:
         method: with which it trained.
-        shape: of the model.
         steps: inner steps.
-        tokens_per_step: of all workers together.
         traffic: messages of worker 0.
-        compute: an inner step.
-        coding: time in neither inner steps nor waits.
-        added_nbytes: that sealing added to each message.
+        job: model, workers and an inner step, over a link without limits; coding is the time in
+            neither inner steps nor waits.
         measured: seconds and bytes of the run.
     """
 
     method: Method
-    shape: Shape
     steps: int
-    tokens_per_step: int
     traffic: Traffic
-    compute: Compute
+    job: Job
     measured: Measured
-    coding: Coding = field(default_factory=Coding)
-    added_nbytes: int = 0
-
-    @property
-    def workers(self) -> int:
-        """K, the number of workers."""
-        return self.traffic.workers
 
     def scenario(self, link: Link, *, late_s: float = 0.0) -> Scenario:
         """The job over `link`, around the ring of `Distributed` over gloo.
@@ -82,13 +72,7 @@ class Calibration:
             link: of every worker.
             late_s: delay of each answer that the link does not explain.
         """
-        return Scenario(
-            traffic=self.traffic,
-            compute=self.compute,
-            coding=self.coding,
-            link=link,
-            topology=OverTcp(late_s=late_s),
-        )
+        return replace(self.job, link=link, topology=OverTcp(late_s=late_s)).scenario(self.traffic)
 
 
 def calibrate(folder: Path | str, *, step_s: float | None = None) -> Calibration:
@@ -113,29 +97,34 @@ def calibrate(folder: Path | str, *, step_s: float | None = None) -> Calibration
     except ConfigurationError as error:
         do = "plan for a preset instead, with the step time of the run"
         raise ConfigurationError(_what(run.folder), because=error.because, do=do) from error
-    shape, last = _shape(run), run.records[-1]
-    measured = Measured(
-        training_s=_known(run, last.training_s, "training_s"),
-        inner_s=_known(run, last.inner_s, "inner_s"),
-        wait_s=last.wait_s,
-        sent_nbytes=run.summary.sent_bytes_per_worker,
-        received_nbytes=run.summary.received_bytes_per_worker,
-    )
-    job = Calibration(
+    shape, last, summary = _shape(run), run.records[-1], run.summary
+    sent = planned_traffic(run, method, shape)
+    compute = Compute(step_s=step_s) if step_s is not None else _measured_compute(run, sent)
+    return Calibration(
         method=method,
-        shape=shape,
-        steps=run.summary.steps,
-        tokens_per_step=run.config.tokens_per_step,
-        traffic=planned_traffic(run, method, shape),
-        added_nbytes=run.summary.added_nbytes or 0,
-        compute=Compute(step_s=1.0 if step_s is None else step_s),
-        measured=measured,
+        steps=summary.steps,
+        traffic=sent,
+        job=Job(
+            shape=shape,
+            workers=sent.workers,
+            compute=compute,
+            link=Link.of(math.inf),
+            topology=OverTcp(),
+            tokens_per_step=run.config.tokens_per_step // sent.workers,
+            tokens=summary.steps * run.config.tokens_per_step,
+            added_nbytes=summary.added_nbytes or 0,
+        ),
+        measured=Measured(
+            training_s=_known(run, last.training_s, "training_s"),
+            inner_s=_known(run, last.inner_s, "inner_s"),
+            wait_s=last.wait_s,
+            sent_nbytes=summary.sent_bytes_per_worker,
+            received_nbytes=summary.received_bytes_per_worker,
+        ),
     )
-    return job if step_s is not None else _timed(job, run)
 
 
-def _timed(job: Calibration, run: FinishedRun) -> Calibration:
-    """`job` with the times of its records."""
+def _measured_compute(run: FinishedRun, sent: Traffic) -> Compute:
     here = _known(run, run.summary.workers_here, "workers_here", file="summary.json")
     because = f"its {here} workers shared a process and its cores, so that no worker had a step "
     do = "give the step time of one worker, or pass a run under torchrun"
@@ -143,12 +132,10 @@ def _timed(job: Calibration, run: FinishedRun) -> Calibration:
     spans = _spans(run)
     # All that is neither an inner step nor waiting: encoding, decoding, the outer step.
     coding_s = [max(0.0, all_s - in_s - w) / n for _, n, all_s, in_s, w in spans if n]
-    messages = job.traffic.messages
-    parameters = sum(message.parameters for message in messages) / len(messages)
-    return replace(
-        job,
-        compute=Compute(step_s=median(inner_s / steps for steps, _, _, inner_s, _ in spans)),
-        coding=Coding(outer_s_per_parameter=median(coding_s or [0.0]) / parameters),
+    parameters = sum(message.parameters for message in sent.messages) / len(sent.messages)
+    return Compute(
+        step_s=median(inner_s / steps for steps, _, _, inner_s, _ in spans),
+        outer_s_per_parameter=median(coding_s or [0.0]) / parameters,
     )
 
 

@@ -54,16 +54,25 @@ def _plain(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compute:
-    """One inner step of a worker.
+    """One inner step of a worker, and seconds per parameter to encode and decode its messages.
+
+    `benchmarks/bench.py codecs` measures those of coding.
 
     Args:
         step_s: forward, backward and the inner optimizer.
+        encode_s_per_parameter: with error feedback.
+        decode_s_per_parameter: of one worker's payload; the benchmark has that of all workers'
+            together.
+        outer_s_per_parameter: of the outer optimizer and the merge.
 
     Raises:
         ConfigurationError: a step of no time or of infinite time.
     """
 
     step_s: float
+    encode_s_per_parameter: float = 0.0
+    decode_s_per_parameter: float = 0.0
+    outer_s_per_parameter: float = 0.0
 
     def __post_init__(self) -> None:
         because, do = "it must be above 0 s and finite", "pass a finite step time above 0 s"
@@ -86,21 +95,3 @@ class Compute:
         12.0
         """
         return cls(step_s=6 * parameters * tokens / (flops_per_s * mfu))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Coding:
-    """Seconds per parameter to encode and decode messages.
-
-    `benchmarks/bench.py codecs` measures them.
-
-    Args:
-        encode_s_per_parameter: with error feedback.
-        decode_s_per_parameter: of one worker's payload; the benchmark has that of all workers'
-            together.
-        outer_s_per_parameter: of the outer optimizer and the merge.
-    """
-
-    encode_s_per_parameter: float = 0.0
-    decode_s_per_parameter: float = 0.0
-    outer_s_per_parameter: float = 0.0

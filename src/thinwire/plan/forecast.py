@@ -6,14 +6,19 @@ from typing import Any, Final, TypeAlias
 
 from thinwire.errors import ConfigurationError, check
 from thinwire.method import Method
-from thinwire.plan.job import Job, MeetingRequests, Prices
-from thinwire.plan.simulate import Scenario, required_bandwidth, simulate, steady_utilisation
+from thinwire.plan.job import Job, Prices, meeting_requests
+from thinwire.plan.simulate import (
+    BUSY,
+    Scenario,
+    required_bandwidth,
+    simulate,
+    steady_utilisation,
+)
 
 UTILISATIONS: Final = (0.5, 0.8, 0.9, 0.95, 0.99)
 """Utilisations for which the bandwidth is computed: those of Streaming DiLoCo's Table 4."""
 
 _HOUR_S, _DAY_S, _GB = 3600.0, 86_400, 1e9
-_BUSY: Final = 0.99
 _ROUNDS: Final = 16
 
 
@@ -168,9 +173,8 @@ def forecast(
     rounds_per_day = _DAY_S / (step_s * sent.sync_every)
     known: dict[str, Any] = {}
     if job.elastic:
-        meeting = MeetingRequests.of(job.workers)
-        known["meeting_puts_per_round"] = meeting.puts + meeting.lists
-        known["meeting_gets_per_round"] = meeting.gets
+        puts, gets, lists = meeting_requests(job.workers)
+        known |= {"meeting_puts_per_round": puts + lists, "meeting_gets_per_round": gets}
     if job.tokens_per_step is not None:
         known["tokens_per_day"] = job.workers * job.tokens_per_step * _DAY_S / step_s
     if (cost := job.store_cost(sent, step_s * sent.sync_every)) is not None:
@@ -206,13 +210,13 @@ def forecast(
 
 def _limit(scenario: Scenario, utilisation: float) -> str:
     """The limit of rounds in the middle of a run, from which its beginning and end differ."""
-    if utilisation >= _BUSY:
+    if utilisation >= BUSY:
         return "compute"
     every = scenario.traffic.sync_every
     early, late = (
         simulate(scenario, steps=rounds * every).seconds for rounds in (_ROUNDS, 2 * _ROUNDS)
     )
-    return late.since(early).limit(satisfied=_BUSY)
+    return late.since(early).limit
 
 
 def _wall_s(scenario: Scenario, steps: int, step_s: float) -> float:

@@ -2,12 +2,12 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from thinwire.errors import check
 from thinwire.method import Method
 from thinwire.outer import GradientAveraging
-from thinwire.plan.compute import Coding, Compute
+from thinwire.plan.compute import Compute
 from thinwire.plan.link import Link, Ring, Topology
 from thinwire.plan.shape import Shape
 from thinwire.plan.simulate import Scenario
@@ -56,39 +56,20 @@ class Prices:
                 do="pass 0 or more",
             )
 
-    def of_store(self, read_nbytes: int, puts: int, gets: int) -> float | None:
-        """The charge of the store; None if its prices are unknown.
 
-        >>> Prices(egress_per_gb=0.09).of_store(10**10, puts=10**6, gets=0)
-        5.9
-        """
-        if self.egress_per_gb is None:
-            return None
-        requests = puts * self.put_per_million + gets * self.get_per_million
-        return read_nbytes / _GB * self.egress_per_gb + requests / _MILLION
+def meeting_requests(workers: int) -> tuple[int, int, int]:
+    """Puts, gets and lists of all elastic workers to agree on the members of a round.
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MeetingRequests:
-    """Requests of all elastic workers to agree on the members of a round.
+    Puts: a report of each worker, and the roll. Gets: of the reports by the worker that writes the
+    roll, and of the roll by the others. Lists: of reports, by that worker.
 
     Args:
-        puts: a report of each worker, and the roll.
-        gets: of the reports by the worker that writes the roll, and of the roll by the others.
-        lists: of reports, by that worker.
+        workers: all of which are in time.
 
-    >>> MeetingRequests.of(4)
-    MeetingRequests(puts=5, gets=6, lists=1)
+    >>> meeting_requests(4)
+    (5, 6, 1)
     """
-
-    puts: int
-    gets: int
-    lists: int
-
-    @classmethod
-    def of(cls, workers: int) -> Self:
-        """Those of `workers` workers that are all in time."""
-        return cls(puts=workers + 1, gets=2 * (workers - 1), lists=1)
+    return workers + 1, 2 * (workers - 1), 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,10 +79,9 @@ class Job:
     Args:
         shape: of the model.
         workers: K.
-        compute: an inner step of a worker.
+        compute: an inner step of a worker, and the coding of its messages.
         link: of every worker.
         topology: paths of the messages; default the ring of `tw.transport.Distributed`.
-        coding: seconds of encoding and decoding.
         sync_every: H of the methods that have rounds; default each method's.
         tokens_per_step: of one worker in an inner step.
         tokens: of all workers in the whole run.
@@ -126,7 +106,6 @@ class Job:
     compute: Compute
     link: Link
     topology: Topology = field(default_factory=Ring)
-    coding: Coding = field(default_factory=Coding)
     sync_every: int | None = None
     tokens_per_step: int | None = None
     tokens: int | None = None
@@ -163,7 +142,8 @@ class Job:
             seconds: of the run or round, in which elastic workers give signs of life.
             steps: default a round.
         """
-        if self.prices is None:
+        prices = self.prices
+        if prices is None or prices.egress_per_gb is None:
             return None
         asked = sent.received_per_round, sent.puts_per_round, sent.gets_per_round
         rounds = 1
@@ -173,11 +153,12 @@ class Job:
         nbytes, puts, gets = (self.workers * each for each in asked)
         if self.elastic:
             # Stores charge as much for a listing as for a put.
-            meeting = MeetingRequests.of(self.workers)
-            puts += rounds * (meeting.puts + meeting.lists)
+            meeting_puts, meeting_gets, lists = meeting_requests(self.workers)
+            puts += rounds * (meeting_puts + lists)
             puts += math.ceil(self.workers * seconds / SIGN_OF_LIFE_S)
-            gets += rounds * meeting.gets
-        return self.prices.of_store(nbytes, puts, gets)
+            gets += rounds * meeting_gets
+        requests = puts * prices.put_per_million + gets * prices.get_per_million
+        return nbytes / _GB * prices.egress_per_gb + requests / _MILLION
 
     def traffic(self, method: Method) -> Traffic:
         """Messages of `method`, with this job's H if it has rounds.
@@ -187,15 +168,8 @@ class Job:
         """
         if self.sync_every is not None and not isinstance(method.outer, GradientAveraging):
             method = replace(method, sync_every=self.sync_every)
-        shape, added_nbytes = self.shape, self.added_nbytes
-        return traffic(method, shape, workers=self.workers, added_nbytes=added_nbytes)
+        return traffic(method, self.shape, workers=self.workers, added_nbytes=self.added_nbytes)
 
     def scenario(self, sent: Traffic) -> Scenario:
         """The simulation of a method with the messages `sent`."""
-        return Scenario(
-            traffic=sent,
-            compute=self.compute,
-            link=self.link,
-            topology=self.topology,
-            coding=self.coding,
-        )
+        return Scenario(traffic=sent, compute=self.compute, link=self.link, topology=self.topology)

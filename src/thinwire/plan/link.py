@@ -148,13 +148,14 @@ class Star(Topology):
 
     def gather(self, nbytes: float, workers: int, link: Link) -> TransferTime:
         """One message up, K - 1 down."""
-        return self._through(nbytes, (workers - 1) * nbytes, link)
+        return self.through(nbytes, (workers - 1) * nbytes, link)
 
     def scatter(self, nbytes: float, workers: int, link: Link) -> TransferTime:
         """K - 1 messages up and as many down."""
-        return self._through((workers - 1) * nbytes, (workers - 1) * nbytes, link)
+        return self.through((workers - 1) * nbytes, (workers - 1) * nbytes, link)
 
-    def _through(self, up_nbytes: float, down_nbytes: float, link: Link) -> TransferTime:
+    def through(self, up_nbytes: float, down_nbytes: float, link: Link) -> TransferTime:
+        """Bytes of a worker up to the hub, then bytes down from it."""
         moving_s = 8 * up_nbytes / link.up_bits_per_s + 8 * down_nbytes / link.down_bits_per_s
         return hops(2, moving_s, link)
 

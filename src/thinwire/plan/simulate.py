@@ -13,10 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from thinwire.errors import check
-from thinwire.plan.compute import Coding, Compute
-from thinwire.plan.link import Link, Ring, Topology, TransferTime, hops
+from thinwire.plan.compute import Compute
+from thinwire.plan.link import Link, Ring, Star, Topology, TransferTime
 from thinwire.plan.traffic import Traffic
 
+# Of workers that only computing limits.
+BUSY: Final = 0.99
 _MOST_ROUNDS: Final = 64
 _PRECISION: Final = 1e-9
 _SLOWEST_BITS_PER_S, _FASTEST_BITS_PER_S = 1e-3, 1e21
@@ -28,10 +30,9 @@ class Scenario:
 
     Args:
         traffic: messages of a method.
-        compute: an inner step of every worker.
+        compute: an inner step of every worker, and the coding of its messages.
         link: of every worker.
         topology: paths of the messages.
-        coding: seconds of encoding and decoding.
 
     >>> from thinwire import presets
     >>> from thinwire.plan.shape import Shape
@@ -46,45 +47,39 @@ class Scenario:
     compute: Compute
     link: Link
     topology: Topology = field(default_factory=Ring)
-    coding: Coding = field(default_factory=Coding)
 
     def transfer_time(self, index: int) -> TransferTime:
         """Seconds of the exchange of message `index`."""
-        message, workers = self.traffic.messages[index], self.traffic.workers
+        message, workers, link = self.traffic.messages[index], self.traffic.workers, self.link
         if message.exchange == "server":
-            link = self.link
-            up_s = 8 * message.sent_nbytes / link.up_bits_per_s
-            return hops(2, up_s + 8 * message.received_nbytes / link.down_bits_per_s, link)
+            return Star().through(message.sent_nbytes, message.received_nbytes, link)
         if workers == 1:
             return TransferTime()
-        gather, link, coding = self.topology.gather, self.link, self.coding
-        if message.exchange == "gather":
-            return gather(message.payload_nbytes, workers, link)
-        if message.exchange == "pairs":
+        if message.exchange != "reduce_scatter":
             # Pairs share no link. With an odd number of workers, the last one waits, too.
-            return gather(message.payload_nbytes, 2, link)
+            together = 2 if message.exchange == "pairs" else workers
+            return self.topology.gather(message.payload_nbytes, together, link)
         scattered = self.topology.scatter(message.payload_nbytes / workers, workers, link)
-        gathered = gather(message.result_nbytes, workers, link)
-        shard = message.parameters / workers
-        between_s = coding.decode_s_per_parameter * shard * workers
-        between_s += coding.encode_s_per_parameter * shard
+        gathered = self.topology.gather(message.result_nbytes, workers, link)
+        shard, compute = message.parameters / workers, self.compute
+        between_s = compute.decode_s_per_parameter * shard * workers
         return TransferTime(
             transfer_s=scattered.transfer_s + gathered.transfer_s,
             latency_s=scattered.latency_s + gathered.latency_s,
             lag_s=gathered.lag_s,
-            coding_s=between_s,
+            coding_s=between_s + compute.encode_s_per_parameter * shard,
         )
 
     def encode_s(self, index: int) -> float:
         """Seconds in which a worker encodes message `index` before it is sent."""
-        return self.coding.encode_s_per_parameter * self.traffic.messages[index].parameters
+        return self.compute.encode_s_per_parameter * self.traffic.messages[index].parameters
 
     def decode_s(self, index: int) -> float:
         """Seconds in which it decodes the answer and takes the outer step."""
-        message, workers, coding = self.traffic.messages[index], self.traffic.workers, self.coding
+        message, workers, compute = self.traffic.messages[index], self.traffic.workers, self.compute
         payloads = {"gather": workers, "pairs": min(2, workers), "reduce_scatter": 1, "server": 1}
-        decode_s = coding.decode_s_per_parameter * message.parameters * payloads[message.exchange]
-        return decode_s + coding.outer_s_per_parameter * message.parameters
+        decode_s = compute.decode_s_per_parameter * message.parameters * payloads[message.exchange]
+        return decode_s + compute.outer_s_per_parameter * message.parameters
 
     def at_rate(self, bits_per_s: float) -> "Scenario":
         """The same scenario over a link of that rate, up and down."""
@@ -134,49 +129,38 @@ class Seconds:
         """Share of the time in which inner steps are computed."""
         return self.compute_s / self.total_s if self.total_s else 1.0
 
-    def limit(self, *, satisfied: float = 0.99) -> str:
-        """The largest part of the other time; `compute` from a utilisation of `satisfied` on.
+    @property
+    def limit(self) -> str:
+        """The largest part of the other time; `compute` if it is a hundredth at most.
 
-        >>> Seconds(compute_s=6, coding_s=1, bandwidth_s=3).limit()
+        >>> Seconds(compute_s=6, coding_s=1, bandwidth_s=3).limit
         'bandwidth'
         """
-        if self.utilisation >= satisfied:
+        if self.utilisation >= BUSY:
             return "compute"
         reasons = ("coding", "bandwidth", "latency")
         return max(reasons, key=lambda reason: getattr(self, f"{reason}_s"))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)  # state: grows step by step
 class SimulationResult:
     """A simulated run of one worker.
 
     Args:
-        steps: inner steps.
+        wait_s: before each inner step, and at the end.
         wall_s: from the first step to the end.
         seconds: parts of `wall_s`.
-        wait_s: before each inner step, and at the end.
         round_s: the time after every H-th inner step.
         begun_s: start of each exchange on the link.
         freed_s: time from which the next exchange can use the link.
     """
 
-    steps: int
-    wall_s: float
-    seconds: Seconds
-    wait_s: tuple[float, ...]
-    round_s: tuple[float, ...]
-    begun_s: tuple[float, ...]
-    freed_s: tuple[float, ...]
-
-    @property
-    def utilisation(self) -> float:
-        """Share of the time in which inner steps are computed."""
-        return self.seconds.utilisation
-
-    @property
-    def limit(self) -> str:
-        """The largest part of the other time."""
-        return self.seconds.limit()
+    wait_s: list[float]
+    wall_s: float = 0.0
+    seconds: Seconds = field(default_factory=Seconds)
+    round_s: list[float] = field(default_factory=list[float])
+    begun_s: list[float] = field(default_factory=list[float])
+    freed_s: list[float] = field(default_factory=list[float])
 
 
 def simulate(scenario: Scenario, *, steps: int) -> SimulationResult:
@@ -192,11 +176,11 @@ def simulate(scenario: Scenario, *, steps: int) -> SimulationResult:
     >>> sent = traffic(presets.diloco(sync_every=3), Shape.of_size(1000, 2), workers=2)
     >>> link = Link.of(8 * sent.sent_per_round)  # a second for each exchange
     >>> result = simulate(Scenario(traffic=sent, compute=Compute(step_s=1), link=link), steps=6)
-    >>> result.wall_s, result.utilisation, result.limit
+    >>> result.wall_s, result.seconds.utilisation, result.seconds.limit
     (8.0, 0.75, 'bandwidth')
     """
-    run, traffic = _Run(scenario), scenario.traffic
-    every, wait_s, round_s, before = traffic.sync_every, [0.0] * (steps + 1), list[float](), 0
+    run, traffic = _Run(scenario, steps), scenario.traffic
+    every, result, before = traffic.sync_every, run.result, 0
     due: dict[int, list[int]] = defaultdict(list)
     for index, message in enumerate(traffic.messages):
         for step in range(message.first_due(sync_every=every), steps + 1, every):
@@ -206,62 +190,55 @@ def simulate(scenario: Scenario, *, steps: int) -> SimulationResult:
     # Steps between two events are taken at once.
     for step in sorted(event for event in events if event <= steps):
         run.train(step - 1 - before)
-        wait_s[step - 1] = run.use(run.pending.pop(step, ()))
+        result.wait_s[step - 1] = run.use(run.pending.pop(step, ()))
         run.train(1)
         for index in due.get(step, ()):
             run.send(index, step)
         if step % every == 0:
-            round_s.append(run.now_s)
+            result.round_s.append(result.wall_s)
         before = step
     run.train(steps - before)
-    wait_s[steps] = run.finish(steps)
-    return SimulationResult(
-        steps=steps,
-        wall_s=run.now_s,
-        seconds=run.seconds,
-        wait_s=tuple(wait_s),
-        round_s=tuple(round_s),
-        begun_s=tuple(run.begun_s),
-        freed_s=tuple(run.freed_s),
-    )
+    result.wait_s[steps] = run.finish(steps)
+    return result
 
 
 class _Run:
     """State of a simulated run."""
 
-    def __init__(self, scenario: Scenario) -> None:
-        self._scenario, self._step_s = scenario, scenario.compute.step_s
+    def __init__(self, scenario: Scenario, steps: int) -> None:
+        self._scenario = scenario
         count = range(len(scenario.traffic.messages))
         self._transfers = [scenario.transfer_time(index) for index in count]
         self._encode_s = [scenario.encode_s(index) for index in count]
         self._decode_s = [scenario.decode_s(index) for index in count]
         # Messages and the times of their answers, by the step that needs them.
         self.pending: dict[int, list[tuple[int, float]]] = defaultdict(list)
-        self.now_s, self.seconds = 0.0, Seconds()
-        self.begun_s: list[float] = []
-        self.freed_s: list[float] = []
+        self.result = SimulationResult(wait_s=[0.0] * (steps + 1))
 
     def train(self, steps: int) -> None:
-        self.now_s += steps * self._step_s
-        self.seconds.compute_s += steps * self._step_s
+        self.result.wall_s += steps * self._scenario.compute.step_s
+        self.result.seconds.compute_s += steps * self._scenario.compute.step_s
 
     def send(self, index: int, step: int) -> None:
         """Encode a message and send it as soon as the link is free."""
         self._code(self._encode_s[index])
-        transfer = self._transfers[index]
-        self.begun_s.append(max(self.now_s, self.freed_s[-1] if self.freed_s else 0.0))
-        self.freed_s.append(self.begun_s[-1] + transfer.held_s)
-        answer = index, self.freed_s[-1] + transfer.lag_s
+        transfer, begun_s, freed_s = (
+            self._transfers[index],
+            self.result.begun_s,
+            self.result.freed_s,
+        )
+        begun_s.append(max(self.result.wall_s, freed_s[-1] if freed_s else 0.0))
+        freed_s.append(begun_s[-1] + transfer.held_s)
+        answer = index, freed_s[-1] + transfer.lag_s
         self.pending[step + 1 + self._scenario.traffic.tau].append(answer)
 
     def use(self, answers: Iterable[tuple[int, float]]) -> float:
         """Wait for `answers`, decode them and take outer steps; returns seconds waited."""
         waited_s = 0.0
         for index, done_s in answers:
-            wait_s = max(0.0, done_s - self.now_s)
-            if wait_s > 0:
-                self.now_s = done_s
-                self.seconds.wait(wait_s, self._transfers[index])
+            if (wait_s := done_s - self.result.wall_s) > 0:
+                self.result.wall_s = done_s
+                self.result.seconds.wait(wait_s, self._transfers[index])
                 waited_s += wait_s
             self._code(self._decode_s[index])
         return waited_s
@@ -284,8 +261,8 @@ class _Run:
         return waited_s
 
     def _code(self, seconds: float) -> None:
-        self.now_s += seconds
-        self.seconds.coding_s += seconds
+        self.result.wall_s += seconds
+        self.result.seconds.coding_s += seconds
 
 
 # -- in the long run -------------------------------------------------------------------------------
@@ -367,12 +344,9 @@ def required_bandwidth(target: float, scenario: Scenario) -> float:
     >>> round(required_bandwidth(0.75, scenario)) == 8 * sent.sent_per_round
     True
     """
+    what = f"find the bandwidth for a utilisation of {target:g}"
     because = "it is a share of the time, and an exchange takes some"
-    what, do = (
-        f"find the bandwidth for a utilisation of {target:g}",
-        "pass a target between 0 and 1",
-    )
-    check(0 < target < 1, what, because=because, do=do)
+    check(0 < target < 1, what, because=because, do="pass a target between 0 and 1")
     return least_rate(lambda rate: steady_utilisation(scenario.at_rate(rate)) >= target)
 
 

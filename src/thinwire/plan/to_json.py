@@ -4,10 +4,10 @@ Absent values are null: a bandwidth that no link reaches, or the fields of a met
 fit.
 """
 
-import math
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, fields
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from thinwire.plan.advice import Advice, Recommendation
 from thinwire.plan.calibration import Calibration
@@ -48,29 +48,24 @@ def plan_record(
     >>> record["link"]["up_bits_per_s"], record["methods"][0]["sent_bytes_per_round"]
     (1000000.0, 4064)
     """
-    run = None
+    run: dict[str, Any] = {}
     if calibration is not None:
         measured = calibration.measured
         named = {"method": calibration.method.name, "steps": calibration.steps}
         run = {**named, "utilisation": measured.utilisation, **asdict(measured)}
-    shape, link = job.shape, job.link
+    shape = job.shape
     record = {
         "format": FORMAT,
         "model": {"name": shape.name, "parameters": shape.parameters, "layers": shape.layers},
         "workers": job.workers,
         "added_bytes_per_message": job.added_nbytes,
         "step_s": job.compute.step_s,
-        "link": {
-            "topology": job.topology.name,
-            "up_bits_per_s": link.up_bits_per_s,
-            "down_bits_per_s": link.down_bits_per_s,
-            "latency_s": link.latency_s,
-        },
+        "link": {"topology": job.topology.name, **asdict(job.link)},
         "tokens_per_step_per_worker": job.tokens_per_step,
         "tokens": job.tokens,
         "target_utilisation": target,
         "methods": [_row(row) for row in rows],
-        "run": run,
+        "run": run or None,
         "advice": advice
         and {
             "target_utilisation": advice.target,
@@ -84,7 +79,8 @@ def plan_record(
             "currency": job.prices and job.prices.currency,
         },
     }
-    return _plain(record)
+    # Text for keys, and null for infinity.
+    return json.loads(json.dumps(record, default=asdict), parse_constant=lambda _: None)
 
 
 def _recommendation(row: Recommendation, job: Job) -> dict[str, Any]:
@@ -93,7 +89,7 @@ def _recommendation(row: Recommendation, job: Job) -> dict[str, Any]:
         "python": row.choice.python,
         "forecast": _row(row.forecast),
         "loss_share": row.choice.loss_share,
-        "bill": asdict(bill(row.forecast, job)),
+        "bill": bill(row.forecast, job),
     }
 
 
@@ -102,13 +98,3 @@ def _row(row: Row) -> dict[str, Any]:
         blank = dict.fromkeys((field.name for field in fields(Forecast)), None)
         return blank | {"method": row.method, "fits": False, "error": row.error}
     return asdict(row) | {"error": None}
-
-
-def _plain(value: Any) -> Any:
-    """`value` with text for keys, and null for infinity."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        given = cast(dict[Any, Any], value)
-        return {k if isinstance(k, str) else f"{k:g}": _plain(v) for k, v in given.items()}
-    return [_plain(v) for v in cast(list[Any], value)] if isinstance(value, list) else value
