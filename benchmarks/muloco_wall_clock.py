@@ -55,7 +55,7 @@ def row(gbit_per_s: int, method: str, published_h: float) -> dict[str, Any]:
         "closed_form_hours": closed_form_s(gbit_per_s, steps, sync_every) / 3600,
         "published_hours": published_h,
         "off": hours / published_h - 1,
-        "utilisation": outcome.seconds.utilisation,
+        "utilisation": outcome.utilisation,
     }
 
 

@@ -103,7 +103,7 @@ EXCHANGES: Mapping[str, Callable[[str, int], Traffic]] = {
 def utilisation(sent: Traffic, topology: Topology = RING) -> tuple[float, str]:
     """How much of their time workers train that are alike, and what they wait for."""
     scenario = scenario_of(sent, topology)
-    return steady_utilisation(scenario), simulate(scenario, steps=4 * EVERY).seconds.limit
+    return steady_utilisation(scenario), simulate(scenario, steps=4 * EVERY).limit()
 
 
 def scenario_of(sent: Traffic, topology: Topology = RING) -> Scenario:

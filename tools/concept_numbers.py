@@ -143,7 +143,7 @@ def _time_line(method: tw.Method, shape: Shape, link: Link) -> TimeLine:
     order += [n for n, m in enumerate(sent.messages) if m.last_due(STEPS, sync_every=H) < STEPS]
     times = zip(result.begun_s, result.freed_s, strict=True)
     transfers = [(number, *time) for number, time in zip(order, times, strict=True)]
-    return TimeLine(steps, transfers, result.wall_s, result.seconds.utilisation)
+    return TimeLine(steps, transfers, result.wall_s, result.utilisation)
 
 
 class FeedbackCurves(NamedTuple):

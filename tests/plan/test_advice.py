@@ -15,14 +15,21 @@ from thinwire.cli.advice import command_line
 from thinwire.cli.command import COMMANDS
 from thinwire.errors import ConfigurationError
 from thinwire.plan import advice as planner
-from thinwire.plan.advice import INTERVALS, LOSSES, NO_EXCHANGE_LOSS, Choice, advise, choices
+from thinwire.plan.advice import (
+    INTERVALS,
+    LOSSES,
+    NO_EXCHANGE_LOSS,
+    Choice,
+    advice_table,
+    advise,
+    choices,
+)
 from thinwire.plan.compute import Compute
 from thinwire.plan.forecast import bill
 from thinwire.plan.job import Job, Prices
 from thinwire.plan.link import TOPOLOGIES, Link
 from thinwire.plan.shape import Shape
 from thinwire.plan.simulate import steady_utilisation
-from thinwire.plan.text import advice_table
 
 
 def job(parameters=400e6, layers=24, workers=4, bits_per_s=1e8, **fields) -> Job:
@@ -67,7 +74,7 @@ def test_what_loses_as_much_as_no_exchange_is_never_advised_and_what_was_not_mea
 
 def test_every_choice_is_the_same_on_a_command_line_in_python_and_for_the_planner():
     planned = job(parameters=10_007, layers=5, workers=5)
-    search = planner._Search(planned, 0.9, None)
+    search = planner._Search(planned, 0.9, lambda method: None)
     for choice in (*search.choices, *choices(1000), *choices(400e6), *choices(70e9)):
         choice = replace(choice, sync_every=40) if choice.has_rounds else choice
         typed = replace(presets.from_text(choice.text), name="same")

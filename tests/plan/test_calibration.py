@@ -81,7 +81,7 @@ def test_seconds_are_medians_and_a_slower_link_is_slower_by_what_crosses_it(
     wire_nbytes = job.traffic.sent_after(13) * (1500 + 26) / 1448
     more_s = 8 * wire_nbytes / 1e5 + 3 * 2 * 0.3
     assert slow.wall_s - free.wall_s == pytest.approx(more_s, rel=1e-12)
-    assert slow.seconds.utilisation == pytest.approx(13 * 0.25 / slow.wall_s, rel=1e-12)
+    assert slow.utilisation == pytest.approx(13 * 0.25 / slow.wall_s, rel=1e-12)
     # A step time that is given needs no records.
     job = calibrate(simulated("diloco"), step_s=0.75)
     assert (job.job.compute.step_s, job.job.compute.outer_s_per_parameter) == (0.75, 0)

@@ -76,6 +76,12 @@ UNREADABLE = {
         "1h30min": "no unit 'h30min'",
     },
     units.parse_latency: {"-1ms": "it is negative", "5": "has no unit"},
+    units.parse_share: {
+        "0|0%|-1%": "above 0",
+        "1.01|101%": "at most 100 %",
+        "|half": NO_NUMBER,
+        "5ms": "no unit 'ms'",
+    },
     units.parse_count: {
         "7 X": "no unit 'X'; do: write a number and its unit: none, k, M, B, T",
         "7 Bi": "no unit 'Bi'.*did you mean 'B'",
@@ -113,6 +119,11 @@ PRINTED = {
     units.count_text: {0: "0", 999: "999", 999.6: "1k", 1.2e12: "1.2T"},
     units.nbytes_text: {0: "0 B", 60_914_903_552: "60.9 GB"},
 }
+
+
+def test_shares_are_not_rounded_up_to_a_whole() -> None:
+    shares = {0: "0 %", 1: "100 %", 0.9999: "99.9 %", 0.1: "10 %", 0.0999: "10 %", 1e-4: "0.01 %"}
+    assert {share: units.share_text(share) for share in shares} == shares
 
 
 @pytest.mark.parametrize("show", PRINTED)

@@ -19,7 +19,8 @@ def test_ranks_with_a_token_seal_and_reach_the_digest_of_one_process(
     sealed = run_ranked(config, tmp_path / "sealed")
     assert sealed["outer_digest"] == plain["outer_digest"]
     assert sealed["added_bytes_per_message"] == 28
-    exchanges = calibrate(tmp_path / "sealed", step_s=1).traffic.exchanges_after(config.steps)
-    assert sealed["sent_bytes_per_worker"] == plain["sent_bytes_per_worker"] + 28 * exchanges
+    found = calibrate(tmp_path / "sealed", step_s=1)
+    messages = found.traffic.puts_after(config.steps)
+    assert sealed["sent_bytes_per_worker"] == plain["sent_bytes_per_worker"] + 28 * messages
     # What it is planned for again is sealed, too.
-    assert calibrate(tmp_path / "sealed", step_s=1).added_nbytes == 28
+    assert found.job.added_nbytes == 28

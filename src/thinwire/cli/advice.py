@@ -41,7 +41,7 @@ def show_advice(
         accelerators: that share a worker.
         at: address of the run; default a placeholder.
     """
-    from thinwire.plan.text import advice_table
+    from thinwire.plan.advice import advice_table
 
     say(console, "")
     title, head, rows = advice_table(advice, job)
@@ -95,9 +95,8 @@ def command_line(
 
 def _notes(advice: Advice, job: Job) -> Iterator[str]:
     """What the first costs, what is kept of the rate, what would help, where losses are from."""
-    from thinwire.plan.advice import USED_SHARE
+    from thinwire.plan.advice import LOSS_SOURCE, USED_SHARE
     from thinwire.plan.forecast import bill
-    from thinwire.plan.text import LOSS_SOURCE
 
     if advice.recommended and job.prices:
         costs = bill(advice.recommended[0].forecast, job)

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from thinwire.method import Method
+    from thinwire.plan.advice import Table
     from thinwire.plan.calibration import Calibration
     from thinwire.plan.forecast import Forecast
     from thinwire.plan.job import Job, Prices
-    from thinwire.plan.text import Table
 
 
 _MFU: Final = 0.4
@@ -306,7 +306,7 @@ def _run(row: Forecast) -> tuple[str, ...]:
 
 def _cost(row: Forecast, workers: int) -> tuple[str, ...]:
     """What all workers ask an object store for in a round, and what that costs."""
-    from thinwire.plan.text import money_text
+    from thinwire.plan.advice import money_text
 
     costs = (row.cost_per_round, row.cost_per_day, row.cost)
     return (

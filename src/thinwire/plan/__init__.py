@@ -3,7 +3,7 @@
 traffic      method, shape of the model, K -> messages, to the byte
 simulate     messages, step time, link, topology -> seconds by cause, utilisation in the long run,
              and the rate that a utilisation needs
-forecast     job, methods -> a row for each; text and to_json show them
+forecast     job, methods -> a row for each; to_json has them as data
 advice       job -> recommended methods
 calibration  folder of a run -> the same job over another link
 """

@@ -5,15 +5,16 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from thinwire import presets
 from thinwire.errors import ConfigurationError
 from thinwire.method import Method
-from thinwire.plan.forecast import Forecast, forecast
+from thinwire.plan.forecast import Forecast, bill, forecast
 from thinwire.plan.job import Job
 from thinwire.plan.simulate import required_bandwidth, steady_utilisation
 from thinwire.plan.traffic import Traffic
+from thinwire.plan.units import nbytes_text, share_text
 
 LOSSES: Final[Mapping[str, tuple[float, str]]] = {
     "ddp": (0.0, "ddp"),
@@ -43,21 +44,22 @@ workers, rounds of 10 steps. A test compares them. Settings without a row count 
 """
 NO_EXCHANGE_LOSS: Final = 0.4789
 """Loss of workers that only average at the end. A method that loses as much is not advised."""
+LOSS_SOURCE: Final = (
+    "Loss: measured against data-parallel AdamW on as many tokens, with 0.25M parameters, 4 "
+    "workers, rounds of 10 steps and three seeds. Longer rounds and more workers lose more. It is "
+    "no forecast: compare at your own size."
+)
+"""Source of the losses, printed below a table of them."""
 USED_SHARE: Final = 0.85
 """Share of the rate that hidden exchanges may use: headers take a twentieth, and each delay of a
 message that barely fits is waited for. Replays of messages as long as the steps that hide them
 waited as with 0.82 to 0.86 of the rate (docs/log.md)."""
+Table: TypeAlias = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
+"""A title, headings, and rows of cells."""
 INTERVALS: Final = (5, 7, 10, 15, 20, 30, 40, 50, 64, 80, 100, 128, 160, 200, 256)
 """H that are tried."""
 
 _LONGEST_MEASURED: Final = 30
-_TAUS: Final = (1, 2, 5)
-_LAYERS: Final = (1, 3)
-_DENSITIES: Final = ("1/8", "1/32", "1/64", "1/128")
-_BITS: Final = (16, 4, 2, 1)
-# MuLoCo's inner rates are published for these.
-_LEAST_PUBLISHED, _MOST_PUBLISHED = 150e6, 15e9
-
 _ONE_EXCHANGE: Final = ("ddp", "demo", "decoupled_momentum", "noloco")
 _MOST: Final = 5
 _FEWEST_ROUNDS: Final = 10
@@ -101,11 +103,6 @@ class Choice:
         return ":".join((self.preset, *(f"{name}={v}" for name, v in self._arguments().items())))
 
     @property
-    def label(self) -> str:
-        """`text` for a narrow table, without H, exchange and the size of the model."""
-        return replace(self, sync_every=None, parameters=None, exchange=None).text
-
-    @property
     def python(self) -> str:
         """The Python expression, with thinwire as `tw`."""
         rules = {"gather": "tw.Gather()", "reduce_scatter": "tw.ReduceScatter()"}
@@ -117,22 +114,16 @@ class Choice:
         return presets.from_text(self.text)
 
     @property
-    def loss_share(self) -> float | None:
-        """Measured loss, by `LOSSES`; None if not measured."""
+    def loss_share(self) -> float:
+        """Measured loss, by `LOSSES`; infinity if not measured."""
         coded = Choice(preset=self.preset, bits=self.bits, density=self.density).text
-        share, _ = LOSSES.get(coded) or LOSSES.get(self.preset) or (None, "")
+        share, _ = LOSSES.get(coded) or LOSSES.get(self.preset) or (math.inf, "")
         return share
 
     @property
     def has_rounds(self) -> bool:
         """True if the method has an H."""
         return self.preset not in ("ddp", "demo")
-
-    @property
-    def is_coded(self) -> bool:
-        """True if numbers are rounded or dropped before they are sent."""
-        is_dense = self.preset in ("ddp", "diloco", "muloco", "noloco")
-        return not is_dense or self.bits is not None
 
     def _arguments(self) -> dict[str, Any]:
         return {f.name: v for f in fields(self)[1:] if (v := getattr(self, f.name)) is not None}
@@ -190,34 +181,34 @@ def choices(parameters: float) -> Iterator[Choice]:
     Methods that lost as much as workers that do not exchange are left out.
     """
     muon = Choice(preset="muloco")
-    if _LEAST_PUBLISHED <= parameters <= _MOST_PUBLISHED:
+    if 150e6 <= parameters <= 15e9:  # MuLoCo's inner rates are published for these
         # Three digits and a power of ten that both a command line and Python read.
         power = 9 if parameters >= 1e9 else 6
         text = f"{float(f'{parameters:.3g}') / 10**power:g}e{power}"
         muon = Choice(preset="muloco", parameters=text)
     dense = [Choice(preset="diloco"), muon]
-    coded = [replace(muon, bits=bits) for bits in _BITS]
+    coded = [replace(muon, bits=bits) for bits in (16, 4, 2, 1)]
     coded += [
         Choice(preset=preset, density=density)
         for preset in ("sparseloco", "sparse_muloco")
-        for density in _DENSITIES
+        for density in ("1/8", "1/32", "1/64", "1/128")
     ]
     coded += [
         Choice(preset=preset, layers=layers, tau=tau)
         for preset in ("streaming_diloco", "streaming_muloco")
-        for layers in _LAYERS
-        for tau in _TAUS
+        for layers in (1, 3)
+        for tau in (1, 2, 5)
     ]
     alone = [Choice(preset=preset) for preset in _ONE_EXCHANGE]
     gathered = [replace(choice, exchange="gather") for choice in (*dense, *coded)]
     reduced = [replace(choice, exchange="reduce_scatter") for choice in dense]
     for choice in (*alone, *dense, *coded, *gathered, *reduced):
-        if choice.loss_share is None or choice.loss_share < NO_EXCHANGE_LOSS:
+        if not NO_EXCHANGE_LOSS <= choice.loss_share < math.inf:
             yield choice
 
 
 def advise(
-    job: Job, *, target: float = 0.9, usable: Callable[[Method], None] | None = None
+    job: Job, *, target: float = 0.9, usable: Callable[[Method], None] = lambda _: None
 ) -> Advice:
     """The choices that keep the workers of `job` busy, least measured loss first.
 
@@ -269,7 +260,7 @@ class _Search:
         usable: raises ConfigurationError for a method that cannot run.
     """
 
-    def __init__(self, job: Job, target: float, usable: Callable[[Method], None] | None) -> None:
+    def __init__(self, job: Job, target: float, usable: Callable[[Method], None]) -> None:
         self._asked, self._target, self._usable = job, target, usable
         # The choices have an H of their own.
         self._job = replace(job, sync_every=None)
@@ -286,7 +277,7 @@ class _Search:
         best: dict[str, Choice] = {}
         for choice in sorted(found, key=_within_a_preset):
             best.setdefault(choice.preset, choice)
-        return sorted(best.values(), key=_loss)
+        return sorted(best.values(), key=lambda choice: choice.loss_share)
 
     def recommend(self, choice: Choice) -> Recommendation:
         """A choice and its forecast."""
@@ -311,12 +302,12 @@ class _Search:
 
     def longest_rounds(self) -> list[Choice]:
         """Every choice that can run, with its longest rounds."""
-        found = [
-            replace(choice, sync_every=every)
+        return [
+            longest
             for choice in self.choices
-            for every in (self._intervals[-1:] if choice.has_rounds else [None])
+            for longest in _with_rounds(choice, self._intervals[-1:])
+            if self._traffic(longest) is not None
         ]
-        return [choice for choice in found if self._traffic(choice) is not None]
 
     def utilisation(self, choice: Choice) -> float:
         """Utilisation of a choice; 0 if it cannot run."""
@@ -327,8 +318,7 @@ class _Search:
         """Those of `choices` that reach the target, each with its shortest such rounds."""
         found: list[Choice] = []
         for choice in choices:
-            given = intervals if choice.has_rounds else (None,)
-            rounds = [replace(choice, sync_every=every) for every in given]
+            rounds = _with_rounds(choice, intervals)
             # Longer rounds wait less, and rounds too short for the fragments count as 0.
             at = bisect_left(rounds, self._target, key=self.utilisation)
             found += rounds[at : at + 1]
@@ -336,7 +326,7 @@ class _Search:
 
     def _rate(self, choice: Choice) -> float:
         sent = self._traffic(choice)
-        if sent is None or self._target >= 1:
+        if sent is None:
             return math.inf
         rate = required_bandwidth(self._target, self._job.scenario(sent))
         return rate if choice.tau is None else rate / USED_SHARE
@@ -376,19 +366,68 @@ class _Search:
             return replace(once, sync_every=every, messages=(replace(message, first=every),))
         try:
             method = choice.method()
-            if self._usable is not None:
-                self._usable(method)
+            self._usable(method)
             sent = self._job.traffic(method)
         except ConfigurationError:
             return None
+        is_dense = choice.preset in ("ddp", "diloco", "muloco", "noloco") and choice.bits is None
         exchanges = {message.exchange for message in sent.messages}
-        return None if choice.is_coded and "reduce_scatter" in exchanges else sent
+        return sent if is_dense or "reduce_scatter" not in exchanges else None
 
 
-def _loss(choice: Choice) -> float:
-    return math.inf if choice.loss_share is None else choice.loss_share
+def _with_rounds(choice: Choice, intervals: Sequence[int]) -> list[Choice]:
+    """`choice` with each of these H, or itself if it has none."""
+    if not choice.has_rounds:
+        return [choice]
+    return [replace(choice, sync_every=every) for every in intervals]
 
 
 def _within_a_preset(choice: Choice) -> tuple[int, float, int, int]:
     every = choice.sync_every or 1
-    return max(every, _LONGEST_MEASURED), _loss(choice), choice.tau or 0, every
+    return max(every, _LONGEST_MEASURED), choice.loss_share, choice.tau or 0, every
+
+
+# -- for a terminal or a page ----------------------------------------------------------------------
+
+
+def advice_table(advice: Advice, job: Job) -> Table:
+    """A row for each recommendation, or for the busiest choice where none reaches the target."""
+    busy, rows = share_text(advice.target), list[tuple[str, ...]]()
+    title = f"what to run: busy {busy} of the time or more, least measured loss first"
+    if not advice.recommended:
+        title = f"nothing tried is busy {busy} of the time; the busiest"
+    head: tuple[str, ...] = ("", "method", "H", "a round", "busy", "loss")
+    if job.prices is not None:
+        per = "run" if job.tokens is not None else "day"
+        head = (*head, f"{per}, {job.prices.currency}")
+        if job.prices.worker_per_hour is not None:
+            head = (*head, "waiting")
+    closest = () if advice.closest is None else (advice.closest,)
+    for number, row in enumerate(advice.recommended or closest, start=1):
+        found, share = row.forecast, row.choice.loss_share
+        cells = (
+            str(number),
+            # H has a column, and the rest is in the line to paste.
+            replace(row.choice, sync_every=None, parameters=None, exchange=None).text,
+            str(found.sync_every_steps),
+            nbytes_text(found.sent_bytes_per_round),
+            share_text(found.utilisation),
+            "not measured"
+            if math.isinf(share)
+            else f"{round(100 * share):+d} %".replace("+0", "0"),
+        )
+        costs = bill(found, job)
+        money = (money_text(costs.cost), money_text(costs.waiting_cost))
+        rows.append((*cells, *money)[: len(head)])
+    return title, head, rows
+
+
+def money_text(cost: float | None) -> str:
+    """A sum in three digits, or in full from 1,000 on; "-": not known.
+
+    >>> money_text(12.345), money_text(12345.6), money_text(None)
+    ('12.3', '12,346', '-')
+    """
+    if cost is None:
+        return "-"
+    return f"{cost:,.3g}" if cost < 1000 else f"{cost:,.0f}"

@@ -213,10 +213,8 @@ def _limit(scenario: Scenario, utilisation: float) -> str:
     if utilisation >= BUSY:
         return "compute"
     every = scenario.traffic.sync_every
-    early, late = (
-        simulate(scenario, steps=rounds * every).seconds for rounds in (_ROUNDS, 2 * _ROUNDS)
-    )
-    return late.since(early).limit
+    early, late = (simulate(scenario, steps=rounds * every) for rounds in (_ROUNDS, 2 * _ROUNDS))
+    return late.limit(since=early)
 
 
 def _wall_s(scenario: Scenario, steps: int, step_s: float) -> float:

@@ -2,9 +2,9 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
-from thinwire.errors import check
+from thinwire.errors import check, check_whole
 from thinwire.method import Method
 from thinwire.outer import GradientAveraging
 from thinwire.plan.compute import Compute
@@ -13,6 +13,7 @@ from thinwire.plan.shape import Shape
 from thinwire.plan.simulate import Scenario
 from thinwire.plan.traffic import Traffic, traffic
 
+# A plan goes through the steps of a round and the workers one by one.
 _LARGEST: Final = {"workers": 100_000, "sync_every": 100_000}
 _GB, _MILLION = 10**9, 10**6
 SIGN_OF_LIFE_S: Final = 10 / 3
@@ -34,9 +35,6 @@ class Prices:
             if unknown, or without a store.
         put_per_million: for 10^6 objects written there.
         get_per_million: for 10^6 objects read there.
-
-    Raises:
-        ConfigurationError: a price that is negative or not finite.
     """
 
     currency: str = "USD"
@@ -45,16 +43,6 @@ class Prices:
     egress_per_gb: float | None = None
     put_per_million: float = 5.0
     get_per_million: float = 0.4
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            value: Any = getattr(self, name)
-            check(
-                name == "currency" or value is None or 0 <= value < math.inf,
-                f"plan with {name}={value}",
-                because="a price is finite and not below 0",
-                do="pass 0 or more",
-            )
 
 
 def meeting_requests(workers: int) -> tuple[int, int, int]:
@@ -115,13 +103,8 @@ class Job:
 
     def __post_init__(self) -> None:
         for name in ("workers", "sync_every", "tokens_per_step", "tokens"):
-            value: int | None = getattr(self, name)
-            what, largest = f"plan with {name}={value}", _LARGEST.get(name, math.inf)
-            because, do = "it must be at least 1", f"pass {name} >= 1"
-            check(value is None or value >= 1, what, because=because, do=do)
-            because = "a plan goes through the steps of a round and the workers one by one, and "
-            do = f"pass {name} <= {largest}"
-            check(value is None or value <= largest, what, because=f"{because}would not end", do=do)
+            if (value := getattr(self, name)) is not None:
+                check_whole(name, value, most=_LARGEST.get(name, math.inf))
         what = f"plan for {self.tokens} tokens"
         because = "the number of steps depends on how many of them a worker takes in each"
         do = "pass tokens_per_step as well"

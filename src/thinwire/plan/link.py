@@ -3,14 +3,13 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from thinwire.errors import check
 
-# IPv4, TCP and its timestamps.
-_HEADER_NBYTES: Final = 20 + 20 + 12
-_SEGMENTS_PER_ACKNOWLEDGEMENT: Final = 2
+# With IPv4, TCP and its timestamps in the headers, and an acknowledgement for two packets.
+_PACKET_NBYTES, _HEADER_NBYTES = 1500, 20 + 20 + 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,8 +164,8 @@ TOPOLOGIES: Final[Mapping[str, Topology]] = {"ring": Ring(), "star": Star()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OverTcp(Topology):
-    """Messages in TCP packets, sent once their receiver is ready, as gloo sends them.
+class OverTcp(Ring):
+    """A ring of TCP packets, sent once their receiver is ready, as gloo sends them.
 
         n' = n (packet + header / 2) / (packet - header)    acknowledgements share the link
         seconds = transfer(n') + latency + late_s           the receiver reports ready
@@ -176,8 +175,6 @@ class OverTcp(Topology):
     (BBR); with Reno or Cubic an exchange after a pause takes some round trips more.
 
     Args:
-        over: which worker sends to which.
-        packet_nbytes: the largest packet, with headers.
         late_s: measured delay of each answer for any other reason: late workers, the work of
             sending.
 
@@ -185,27 +182,25 @@ class OverTcp(Topology):
     2.1
     """
 
-    over: Topology = field(default_factory=Ring)
-    packet_nbytes: int = 1500
     late_s: float = 0.0
 
     @property
     def name(self) -> str:
-        """The name of the topology beneath."""
-        return self.over.name
+        """That of a ring."""
+        return "ring"
 
     def gather(self, nbytes: float, workers: int, link: Link) -> TransferTime:
         """Receivers of all hops report ready at the beginning."""
-        return self._later(self.over.gather(self._on_wire(nbytes), workers, link), link)
+        return self._later(Ring.gather(self, _on_wire(nbytes), workers, link), link)
 
     def scatter(self, nbytes: float, workers: int, link: Link) -> TransferTime:
         """A shard to each of the others, with the same delays as a gather."""
-        return self._later(self.over.scatter(self._on_wire(nbytes), workers, link), link)
-
-    def _on_wire(self, nbytes: float) -> float:
-        sent = self.packet_nbytes + _HEADER_NBYTES / _SEGMENTS_PER_ACKNOWLEDGEMENT
-        return nbytes * sent / (self.packet_nbytes - _HEADER_NBYTES)
+        return self._later(Ring.scatter(self, _on_wire(nbytes), workers, link), link)
 
     def _later(self, bare: TransferTime, link: Link) -> TransferTime:
         more_s = link.latency_s + self.late_s
         return replace(bare, latency_s=bare.latency_s + more_s, lag_s=bare.lag_s + more_s)
+
+
+def _on_wire(nbytes: float) -> float:
+    return nbytes * (_PACKET_NBYTES + _HEADER_NBYTES / 2) / (_PACKET_NBYTES - _HEADER_NBYTES)

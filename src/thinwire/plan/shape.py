@@ -157,9 +157,9 @@ def _layer(layer: int, numel: int) -> list[Weight]:
     """About as many rows as columns, both multiples of 64, so that codecs find whole blocks."""
     columns = _SIDE * max(1, math.isqrt(numel) // _SIDE)
     rows = numel // columns // _SIDE * _SIDE
-    matrix, rest = ("matrix", (rows, columns)), ("vector", (numel - rows * columns,))
-    shapes = dict(found for found in (matrix, rest) if math.prod(found[1]))
+    shapes = {"matrix": (rows, columns), "vector": (numel - rows * columns,)}
     return [
         Weight.of(f"layers.{layer}.{role}", shape, layer=layer, role=role)
         for role, shape in shapes.items()
+        if math.prod(shape)
     ]

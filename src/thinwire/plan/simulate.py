@@ -86,70 +86,17 @@ class Scenario:
         return replace(self, link=Link.of(bits_per_s, latency_s=self.link.latency_s))
 
 
-@dataclass(kw_only=True, slots=True)  # state: sums
-class Seconds:
-    """The seconds of a worker, by what it spent them on.
-
-    Args:
-        compute_s: inner steps.
-        coding_s: encoding, decoding and the outer step.
-        bandwidth_s: waiting while bits moved.
-        latency_s: waiting while they were on their way.
-    """
-
-    compute_s: float = 0.0
-    coding_s: float = 0.0
-    bandwidth_s: float = 0.0
-    latency_s: float = 0.0
-
-    def wait(self, seconds: float, transfer: TransferTime) -> None:
-        """Count the last `seconds` of an exchange, in the proportions of the whole of it."""
-        share = seconds / transfer.total_s if transfer.total_s else 0.0
-        self.bandwidth_s += share * transfer.transfer_s
-        self.latency_s += share * transfer.latency_s
-        self.coding_s += share * transfer.coding_s
-
-    def since(self, earlier: "Seconds") -> "Seconds":
-        """The seconds spent after `earlier`."""
-        names = self.__slots__
-        return Seconds(**{name: getattr(self, name) - getattr(earlier, name) for name in names})
-
-    @property
-    def waiting_s(self) -> float:
-        """Waiting of both kinds."""
-        return self.bandwidth_s + self.latency_s
-
-    @property
-    def total_s(self) -> float:
-        """The whole time."""
-        return self.compute_s + self.coding_s + self.waiting_s
-
-    @property
-    def utilisation(self) -> float:
-        """Share of the time in which inner steps are computed."""
-        return self.compute_s / self.total_s if self.total_s else 1.0
-
-    @property
-    def limit(self) -> str:
-        """The largest part of the other time; `compute` if it is a hundredth at most.
-
-        >>> Seconds(compute_s=6, coding_s=1, bandwidth_s=3).limit
-        'bandwidth'
-        """
-        if self.utilisation >= BUSY:
-            return "compute"
-        reasons = ("coding", "bandwidth", "latency")
-        return max(reasons, key=lambda reason: getattr(self, f"{reason}_s"))
-
-
 @dataclass(kw_only=True, slots=True)  # state: grows step by step
 class SimulationResult:
     """A simulated run of one worker.
 
     Args:
         wait_s: before each inner step, and at the end.
-        wall_s: from the first step to the end.
-        seconds: parts of `wall_s`.
+        wall_s: from the first step to the end; the sum of the four below.
+        compute_s: inner steps.
+        coding_s: encoding, decoding and the outer step.
+        bandwidth_s: waiting while bits moved.
+        latency_s: waiting while they were on their way.
         round_s: the time after every H-th inner step.
         begun_s: start of each exchange on the link.
         freed_s: time from which the next exchange can use the link.
@@ -157,10 +104,33 @@ class SimulationResult:
 
     wait_s: list[float]
     wall_s: float = 0.0
-    seconds: Seconds = field(default_factory=Seconds)
+    compute_s: float = 0.0
+    coding_s: float = 0.0
+    bandwidth_s: float = 0.0
+    latency_s: float = 0.0
     round_s: list[float] = field(default_factory=list[float])
     begun_s: list[float] = field(default_factory=list[float])
     freed_s: list[float] = field(default_factory=list[float])
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the time in which inner steps are computed."""
+        return self.compute_s / self.wall_s if self.wall_s else 1.0
+
+    def limit(self, *, since: "SimulationResult | None" = None) -> str:
+        """The largest part of the time without inner steps; `compute` if that is a hundredth.
+
+        Args:
+            since: an earlier state of the run, whose time does not count.
+
+        >>> SimulationResult(wait_s=[], compute_s=6, coding_s=1, bandwidth_s=3).limit()
+        'bandwidth'
+        """
+        parts = {"compute": 0.0, "coding": 0.0, "bandwidth": 0.0, "latency": 0.0}
+        for part in parts:
+            parts[part] = getattr(self, f"{part}_s") - getattr(since, f"{part}_s", 0.0)
+        is_busy = parts["compute"] >= BUSY * sum(parts.values())
+        return "compute" if is_busy else max([*parts][1:], key=lambda part: parts[part])
 
 
 def simulate(scenario: Scenario, *, steps: int) -> SimulationResult:
@@ -176,7 +146,7 @@ def simulate(scenario: Scenario, *, steps: int) -> SimulationResult:
     >>> sent = traffic(presets.diloco(sync_every=3), Shape.of_size(1000, 2), workers=2)
     >>> link = Link.of(8 * sent.sent_per_round)  # a second for each exchange
     >>> result = simulate(Scenario(traffic=sent, compute=Compute(step_s=1), link=link), steps=6)
-    >>> result.wall_s, result.seconds.utilisation, result.seconds.limit
+    >>> result.wall_s, result.utilisation, result.limit()
     (8.0, 0.75, 'bandwidth')
     """
     run, traffic = _Run(scenario, steps), scenario.traffic
@@ -217,7 +187,7 @@ class _Run:
 
     def train(self, steps: int) -> None:
         self.result.wall_s += steps * self._scenario.compute.step_s
-        self.result.seconds.compute_s += steps * self._scenario.compute.step_s
+        self.result.compute_s += steps * self._scenario.compute.step_s
 
     def send(self, index: int, step: int) -> None:
         """Encode a message and send it as soon as the link is free."""
@@ -238,7 +208,7 @@ class _Run:
         for index, done_s in answers:
             if (wait_s := done_s - self.result.wall_s) > 0:
                 self.result.wall_s = done_s
-                self.result.seconds.wait(wait_s, self._transfers[index])
+                self._wait(wait_s, self._transfers[index])
                 waited_s += wait_s
             self._code(self._decode_s[index])
         return waited_s
@@ -260,9 +230,16 @@ class _Run:
             waited_s += self.use(self.pending.pop(step))
         return waited_s
 
+    def _wait(self, seconds: float, transfer: TransferTime) -> None:
+        """Count the last `seconds` of an exchange, in the proportions of the whole of it."""
+        share = seconds / transfer.total_s if transfer.total_s else 0.0
+        self.result.bandwidth_s += share * transfer.transfer_s
+        self.result.latency_s += share * transfer.latency_s
+        self.result.coding_s += share * transfer.coding_s
+
     def _code(self, seconds: float) -> None:
         self.result.wall_s += seconds
-        self.result.seconds.coding_s += seconds
+        self.result.coding_s += seconds
 
 
 # -- in the long run -------------------------------------------------------------------------------

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any, Final
 
-from thinwire.plan.advice import Advice, Recommendation
+from thinwire.plan.advice import LOSS_SOURCE, Advice, Recommendation
 from thinwire.plan.calibration import Calibration
 from thinwire.plan.forecast import Forecast, RefusedMethod, Row, bill
 from thinwire.plan.job import Job
-from thinwire.plan.text import LOSS_SOURCE
 
 FORMAT: Final = 2
 """Changes when a field goes or changes its meaning; new fields may come without a change."""

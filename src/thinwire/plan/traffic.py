@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from thinwire.codecs import Identity
 from thinwire.errors import check
-from thinwire.exchange import Pattern
+from thinwire.exchange import Pattern, Sizes
 from thinwire.exchange.message import HEADER_NBYTES
+from thinwire.fragments.layout import Layout
 from thinwire.method import Method
 from thinwire.outer import DelayedNesterov
 from thinwire.plan.shape import Shape
@@ -78,10 +79,6 @@ class Traffic:
     tau: int
     messages: tuple[MessageSpec, ...]
     workers: int
-
-    def exchanges_after(self, steps: int) -> int:
-        """Exchanges of a run of `steps` inner steps with its end, each fragment's counted."""
-        return sum(self._times(m, steps) for m in self.messages)
 
     def sent_after(self, steps: int) -> int:
         """Bytes that this worker sent in a run of `steps` inner steps with its end."""
@@ -171,23 +168,18 @@ def traffic(
     because = "a run has at least one worker, and ranks count from 0"
     do = "pass workers >= 1 and 0 <= rank < workers"
     check(workers >= 1 and 0 <= rank < workers, what, because=because, do=do)
-    if isinstance(method.outer, DelayedNesterov):
-        return _with_server(method, shape, workers)
-    added_nbytes = added_nbytes if workers > 1 else 0
     numels, messages = {part.name: part.numel for part in shape.parts}, list[MessageSpec]()
     for fragment in method.fragments.plan(shape.parts, sync_every=method.sync_every):
-        layout = shape.layout(fragment.names)
-        sizes = method.exchange.sizes(
-            method.codec, layout, method.aggregate, workers=workers, rank=rank
-        )
+        sizes = _sizes(method, shape.layout(fragment.names), workers, rank)
+        added = 0 if workers == 1 or sizes.pattern == "server" else added_nbytes
         message = MessageSpec(
             offset=fragment.offset_steps,
             first=fragment.first_step,
             parameters=sum(numels[name] for name in fragment.names),
-            payload_nbytes=sum(nbytes + added_nbytes for nbytes in sizes.messages.values()),
-            result_nbytes=sizes.result_nbytes + (added_nbytes if sizes.result_nbytes else 0),
-            sent_nbytes=sizes.sent_nbytes + sizes.sent_count * added_nbytes,
-            received_nbytes=sizes.received_nbytes + sizes.received_count * added_nbytes,
+            payload_nbytes=sum(nbytes + added for nbytes in sizes.messages.values()),
+            result_nbytes=sizes.result_nbytes + (added if sizes.result_nbytes else 0),
+            sent_nbytes=sizes.sent_nbytes + sizes.sent_count * added,
+            received_nbytes=sizes.received_nbytes + sizes.received_count * added,
             sent_count=sizes.sent_count,
             received_count=sizes.received_count,
             exchange=sizes.pattern,
@@ -201,20 +193,18 @@ def traffic(
     )
 
 
-def _with_server(method: Method, shape: Shape, workers: int) -> Traffic:
-    """Messages of a worker to and from the server, every H of its steps."""
-    layout = shape.layout([part.name for part in shape.parts])
+def _sizes(method: Method, layout: Layout, workers: int, rank: int) -> Sizes:
+    if not isinstance(method.outer, DelayedNesterov):
+        codec, aggregate = method.codec, method.aggregate
+        return method.exchange.sizes(codec, layout, aggregate, workers=workers, rank=rank)
+    # A worker sends its pseudo-gradient to the server, and reads the answer and theta.
     up, down = (HEADER_NBYTES + c.payload_nbytes(layout) for c in (method.codec, Identity()))
-    message = MessageSpec(
-        offset=0,
-        first=1,
-        parameters=sum(part.numel for part in shape.parts),
-        payload_nbytes=up,
+    return Sizes(
+        messages={"": up},
         result_nbytes=down,
         sent_nbytes=up,
         received_nbytes=down,
         sent_count=1,
-        received_count=2,  # the server's answer, and theta
-        exchange="server",
+        received_count=2,
+        pattern="server",
     )
-    return Traffic(sync_every=method.sync_every, tau=0, messages=(message,), workers=workers)
