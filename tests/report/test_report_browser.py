@@ -19,7 +19,7 @@ from thinwire.plan.compute import Compute
 from thinwire.plan.link import TOPOLOGIES, Link
 from thinwire.plan.simulate import Scenario, simulate
 from thinwire.plan.traffic import traffic
-from thinwire.report.link_replay import LinkReplay
+from thinwire.report.link_replay import replay_of
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -318,7 +318,7 @@ def test_a_table_is_sorted_and_copied_by_the_keyboard(page) -> None:
     assert {line.count("\t") for line in lines} == {12}
 
 
-def scenarios() -> Generator[tuple[LinkReplay, Scenario, str]]:
+def scenarios() -> Generator[tuple[int, Scenario, str]]:
     ring, crowded = list(TOPOLOGIES).index("ring"), presets.from_text("streaming_diloco")
     late = presets.from_text("diloco", sync_every=5)
     played = [
@@ -337,13 +337,13 @@ def scenarios() -> Generator[tuple[LinkReplay, Scenario, str]]:
         name = list(TOPOLOGIES)[place % len(TOPOLOGIES)]
         link = {"link": Link.of(10**power, latency_s=0.011), "topology": TOPOLOGIES[name]}
         scenario = Scenario(traffic=freight, compute=Compute(step_s=0.037), **link)
-        yield LinkReplay(traffic=freight, steps=steps), scenario, name
+        yield steps, scenario, name
 
 
 def test_the_page_simulates_as_the_planner_does(browser) -> None:
     page = browser.new_page()
     page.add_script_tag(content=files("thinwire.report").joinpath("link.js").read_text())
-    for replay, scenario, name in scenarios():
+    for steps, scenario, name in scenarios():
         link = {"latency": scenario.link.latency_s, "step": scenario.compute.step_s}
         found = page.evaluate(
             """([replay, link]) => {
@@ -351,15 +351,18 @@ def test_the_page_simulates_as_the_planner_does(browser) -> None:
                 const busy = run.transfers.map(({ from, to }) => [from, to]);
                 return { wall: run.wall, at: [...run.at], busy, shares: thinwire.shares(run) };
             }""",
-            [replay.describe(), link | {"rate": scenario.link.up_bits_per_s, "topology": name}],
+            [
+                replay_of(scenario.traffic, steps),
+                link | {"rate": scenario.link.up_bits_per_s, "topology": name},
+            ],
         )
-        outcome = simulate(scenario, steps=replay.steps)
+        outcome = simulate(scenario, steps=steps)
         assert found["wall"] == pytest.approx(outcome.wall_s, rel=1e-6)
         waited = itertools.accumulate(outcome.wait_s[:-1])
         clock = [step * 0.037 + waited_s for step, waited_s in enumerate(waited)]
         assert found["at"][:-1] == pytest.approx(clock, rel=1e-6)
         assert found["shares"]["waiting"] == pytest.approx(sum(outcome.wait_s), rel=1e-6)
-        assert found["shares"]["computing"] == pytest.approx(outcome.seconds.compute_s, rel=1e-6)
+        assert found["shares"]["computing"] == pytest.approx(outcome.compute_s, rel=1e-6)
         pairs = zip(outcome.begun_s, outcome.freed_s, strict=True)
         busy = [time for begun, freed in pairs if freed > begun for time in (begun, freed)]
         assert list(itertools.chain(*found["busy"])) == pytest.approx(busy, rel=1e-6)

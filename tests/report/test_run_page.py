@@ -2,12 +2,12 @@
 
 import dataclasses
 import json
-import random
 import re
 import tomllib
 from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,12 +20,16 @@ from thinwire.plan.compute import Compute
 from thinwire.plan.link import TOPOLOGIES, Link
 from thinwire.plan.simulate import Scenario
 from thinwire.plan.traffic import traffic
-from thinwire.report.charts import curves_of, front_chart, styles_of
+from thinwire.report.charts import (
+    curves_of,
+    first_shown,
+    front_chart,
+    front_of,
+    scaling_charts,
+    styles_of,
+)
 from thinwire.report.link_replay import crossing_of, replay_data
-from thinwire.report.pareto import first_shown, front_of, pareto_front
-from thinwire.report.results import curves_table, results_table
-from thinwire.report.scaling import families, scaling_charts
-from thinwire.report.settings import differences_table, shared_table
+from thinwire.report.results import curves_table, differences_table, results_table, shared_table
 from thinwire.runs.status import read_run
 from thinwire.runs.variants import Variant, variants_of
 from thinwire.train.config import TrainConfig
@@ -79,13 +83,13 @@ def test_differences_are_paired_by_seed(tmp_path) -> None:
     ]
 
 
-def test_families_of_k_and_h(tmp_path) -> None:
-    comparison(tmp_path)
-    variants = variants_in(tmp_path)
-    (by_k,), (by_h,) = families(variants, "K"), families(variants, "H")
-    assert [variant.config.workers for variant in by_k.variants] == [2, 4, 8]
-    assert [variant.config.sync_every for variant in by_h.variants] == [5, 10]
-    (k_line,), (h_line,) = (chart.traces for chart in scaling_charts(variants))
+def lines_in(folder: Path) -> list[list[dict[str, Any]]]:
+    """The lines of the charts against K and H."""
+    return [list(chart.traces) for chart in scaling_charts(variants_in(folder))]
+
+
+def test_lines_against_k_and_h(tmp_path) -> None:
+    (k_line,), (h_line,) = lines_in(comparison(tmp_path))
     assert (k_line["name"], k_line["x"]) == ("diloco H=10", [2, 4, 8])
     assert k_line["y"] == pytest.approx([1.95, 1.91, 1.95])
     assert (h_line["name"], h_line["x"]) == ("diloco K=4", [5, 10])
@@ -94,18 +98,18 @@ def test_families_of_k_and_h(tmp_path) -> None:
 def test_learning_rates_tuned_for_each_k_are_named_and_each_k_may_have_a_name(tmp_path) -> None:
     tuned = config_of("diloco", workers=8)
     tuned = named(tuned, outer=dataclasses.replace(tuned.method.outer, lr=0.5))
-    (family,) = families(write(tmp_path / "lr", {"a": config_of("diloco"), "b": tuned}), "K")
-    assert family.besides == ("method.outer.lr",)
+    write(tmp_path / "lr", {"a": config_of("diloco"), "b": tuned})
+    ((line,),) = lines_in(tmp_path / "lr")
+    assert line["name"] == "diloco H=10 (lr differ as well)"
     # Two at one K: now a line would have two values there.
-    (family,) = families(write(tmp_path / "lr", {"c": config_of("diloco", workers=8)}), "K")
-    assert family.besides == ()
-    assert [variant.runs[0].folder.name for variant in family.variants] == ["a", "c"]
+    write_run(tmp_path / "lr" / "c", config_of("diloco", workers=8), loss=1.5)
+    ((line,),) = lines_in(tmp_path / "lr")
+    assert (line["name"], line["x"], line["y"]) == ("diloco H=10", [4, 8], [2.0, 1.5])
     names = {"diloco": 4, "diloco K=2": 2, "diloco K=8": 8}
     runs = {name: named(config_of("diloco", workers=k), name=name) for name, k in names.items()}
-    runs["other"] = config_of("muloco", workers=2)
-    (family,) = families(write(tmp_path / "named", runs), "K")
-    assert [variant.config.workers for variant in family.variants] == [2, 4, 8]
-    assert (family.name, family.besides) == ("diloco", ())
+    write(tmp_path / "named", runs | {"other": config_of("muloco", workers=2)})
+    ((line,),) = lines_in(tmp_path / "named")
+    assert (line["name"], line["x"]) == ("diloco H=10", [2, 4, 8])
 
 
 def test_a_lone_worker_that_sends_nothing_is_not_on_the_front(tmp_path) -> None:
@@ -170,19 +174,16 @@ def test_methods_have_rows_and_parts_have_columns(tmp_path) -> None:
     assert {"method.inner.lr", "method.codec.kind", "workers"} <= differ
 
 
+def front(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    given = [SimpleNamespace(sent_bytes=x, loss=SimpleNamespace(mean=y)) for x, y in points]
+    return [(its.sent_bytes, its.loss.mean) for its in front_of(given)]
+
+
 def test_no_point_beats_those_of_the_front() -> None:
-    assert pareto_front([(3, 1), (1, 3), (2, 2), (2, 3), (4, 1)]) == [1, 2, 0]
-    assert [pareto_front(points) for points in ([], [(1, 1)], [(1, 2), (1, 1)])] == [[], [0], [1]]
-    assert pareto_front([(1, 1), (1, 1)]) == [0, 1]
-    draw = random.Random(7)
-    for _ in range(50):
-        points = [(draw.randrange(6), draw.randrange(6)) for _ in range(draw.randrange(12))]
-
-        def beaten(p, points=points):
-            return any(q[0] <= p[0] and q[1] <= p[1] and q != p for q in points)
-
-        expected = {i for i, p in enumerate(points) if not beaten(p)}
-        assert set(pareto_front(points)) == expected
+    assert front([(3, 1), (1, 3), (2, 2), (2, 3), (4, 1)]) == [(1, 3), (2, 2), (3, 1)]
+    for points in ([], [(1, 1)], [(1, 1), (1, 1)]):
+        assert front(points) == points
+    assert front([(1, 2), (1, 1)]) == [(1, 1)]
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
@@ -202,7 +203,7 @@ def test_what_an_exchange_takes_is_linear_in_the_link(topology, workers: int, me
 
 def test_a_run_is_played_only_if_its_bytes_are_those_of_the_planner(tmp_path) -> None:
     folder = write_run(tmp_path / "run", config_of("muloco:bits=2"))
-    assert replay_data(read_run(folder).run).steps == 23
+    assert replay_data(read_run(folder).run)["steps"] == 23
     for file, fields, because in (
         ("summary.json", {"received_bytes_per_worker": 3}, "the planner makes that"),
         ("config.json", {"machine__worker_size": 2}, "2 ranks each"),

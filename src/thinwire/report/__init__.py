@@ -1,7 +1,6 @@
 """Reports: HTML files that contain everything they show and open without a network."""
 
-from thinwire.report.blocks import Block, Chart, Paragraph, TextTable
-from thinwire.report.page import Page, write_page
+from thinwire.report.page import Block, Chart, Page, Paragraph, TextTable, write_page
 from thinwire.report.run_page import ReportData, read_report_data, run_page
 
 __all__ = [

@@ -1,14 +1,15 @@
-"""The charts of a report of runs, and the curves that its page draws them from."""
+"""The charts of a report of runs, the curves that its page draws, and what it shows first."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from thinwire.report.blocks import Chart, Part
-from thinwire.report.pareto import first_shown, front_of, senders
+from thinwire.report.page import Chart, Part
 from thinwire.runs.schema import RunRecord
-from thinwire.runs.variants import Variant
+from thinwire.runs.variants import Variant, differing
 
 _FEW: Final = 12
+_BASELINES: Final = ("ddp", "diloco")
 _Axes: TypeAlias = Mapping[str, tuple[str, str, Callable[[RunRecord], float | None]]]
 
 # Title, format of its numbers, and value in a record.
@@ -24,6 +25,34 @@ Y_AXES: Final[_Axes] = {
     "waited": ("waits for exchanges", "duration", lambda record: record.wait_s),
     "hidden": ("exchanges behind training", "duration", lambda record: record.overlapped_s),
 }
+
+
+_LOSS_AXIS: Final = {"title": {"text": "final loss, nats per token"}, "format": "loss"}
+
+
+def senders(variants: Sequence[Variant]) -> list[Variant]:
+    """The variants that send bytes, which a lone worker does not; all if none does."""
+    return [variant for variant in variants if variant.sent_bytes] or list(variants)
+
+
+def front_of(variants: Sequence[Variant]) -> list[Variant]:
+    """The Pareto front, by rising bytes: senders that no other beats in both loss and bytes."""
+    points = [(its.sent_bytes, its.loss.mean, its) for its in senders(variants)]
+    return [
+        variant
+        for sent, loss, variant in sorted(points, key=lambda point: point[:2])
+        if not any(s <= sent and v <= loss and (s, v) != (sent, loss) for s, v, _ in points)
+    ]
+
+
+def first_shown(variants: Sequence[Variant]) -> list[int]:
+    """Indices of the variants that a page shows first: of many, the front and the baselines."""
+    front = front_of(variants)
+    return [
+        index
+        for index, variant in enumerate(variants)
+        if len(variants) <= _FEW or variant in front or variant.config.method in _BASELINES
+    ]
 
 
 def styles_of(variants: Sequence[Variant]) -> list[dict[str, int]]:
@@ -119,9 +148,102 @@ def front_chart(variants: Sequence[Variant]) -> Chart:
         traces=[stairs, *dots],
         layout={
             "xaxis": {"type": "log", "title": {"text": sent}, "format": "bytes"},
-            "yaxis": {"title": {"text": "final loss, nats per token"}, "format": "loss"},
+            "yaxis": _LOSS_AXIS,
         },
         alt="A point for each method, its final validation loss against the bytes that a worker "
         "sent, and a line through those that none beats in both; the table of results has the "
+        "numbers.",
+    )
+
+
+# -- loss against the number of workers, and against the length of a round -------------------------
+
+_SCALES: Final = {
+    "workers": ("K", "workers"),
+    "method.sync_every": ("H", "inner steps between two exchanges"),
+}
+
+
+def scaling_charts(variants: Sequence[Variant]) -> list[Chart]:
+    """Final loss against K, and against H, where the runs have several values of it."""
+    workers, sync_every = _SCALES
+    return [
+        _scaling_chart(field, other, groups)
+        for field, other in ((workers, sync_every), (sync_every, workers))
+        if (groups := _families(variants, field, other))
+    ]
+
+
+def _families(variants: Sequence[Variant], field: str, other: str) -> list[list[Variant]]:
+    """Variants of a method with several values of one field and one value of the other.
+
+    If two variants have the same value (with other learning rates, for example), only those that
+    are equal in all else make a family, as do variants without others of their name.
+    """
+
+    def all_else(variant: Variant) -> object:
+        return sorted((f, v) for f, v in variant.settings.items() if f != field)
+
+    groups: list[list[Variant]] = []
+    for group in _grouped(variants, lambda its: (_name(its), its.settings[other])):
+        distinct = len({_value(variant, field) for variant in group}) == len(group)
+        groups += [group] if distinct else _grouped(group, all_else)
+    # A recipe may name each K, or H, differently.
+    alone = [group[0] for group in groups if len(group) == 1]
+    groups = [group for group in groups if len(group) > 1] + _grouped(alone, all_else)
+    return [sorted(g, key=lambda its: _value(its, field)) for g in groups if len(g) > 1]
+
+
+def _grouped(variants: Sequence[Variant], key: Callable[[Variant], object]) -> list[list[Variant]]:
+    """Variants with equal keys together, in the order of the first of each group."""
+    groups: dict[str, list[Variant]] = {}
+    for variant in variants:
+        groups.setdefault(repr(key(variant)), []).append(variant)
+    return list(groups.values())
+
+
+def _value(variant: Variant, field: str) -> int:
+    return int(variant.settings[field])
+
+
+def _name(variant: Variant) -> str:
+    """The method of `variant`, without an H in its text."""
+    return re.sub(r"(?<=[:,])sync_every=\d+,?|[:,]$", "", variant.config.method).rstrip(":,")
+
+
+def _scaling_chart(field: str, other: str, groups: Sequence[Sequence[Variant]]) -> Chart:
+    symbol, words = _SCALES[field]
+    traces: list[dict[str, Any]] = []
+    for index, group in enumerate(groups):
+        name = min(map(_name, group), key=len)
+        besides = [f for f in differing([its.settings for its in group]) if f != field]
+        tuned = f" ({', '.join(f.rpartition('.')[2] for f in besides)} differ as well)"
+        losses = [variant.loss for variant in group]
+        traces.append(
+            {
+                "name": f"{name} {_SCALES[other][0]}={_value(group[0], other)}"
+                + (tuned if besides else ""),
+                "mode": "lines+markers",
+                "x": [_value(variant, field) for variant in group],
+                "y": [loss.mean for loss in losses],
+                "error": [loss.standard_error or 0.0 for loss in losses],
+                "bars": True,
+                "meta": {"series": index},
+            }
+        )
+    values = sorted({value for trace in traces for value in trace["x"]})
+    return Chart(
+        title=f"Loss against {symbol}, {words}",
+        traces=traces,
+        layout={
+            "xaxis": {
+                "type": "log",
+                "title": {"text": f"{symbol}, {words}"},
+                "tickvals": values,
+                "ticktext": [str(value) for value in values],
+            },
+            "yaxis": _LOSS_AXIS,
+        },
+        alt=f"Lines of final validation loss against {words}; the table of results has the "
         "numbers.",
     )

@@ -7,7 +7,6 @@ The planner's time of an exchange is linear in rate and latency of a link:
 and `moved`, `hops` and `last` come from the planner.
 """
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
@@ -17,42 +16,34 @@ from thinwire.plan.calibration import planned_traffic
 from thinwire.plan.compute import Compute
 from thinwire.plan.link import TOPOLOGIES, Link, Topology
 from thinwire.plan.models import resolve
-from thinwire.plan.shape import Shape
 from thinwire.plan.simulate import Scenario
 from thinwire.plan.traffic import Traffic
 from thinwire.runs.schema import FinishedRun
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LinkReplay:
-    """The exchanges of a run.
+def replay_of(traffic: Traffic, steps: int) -> dict[str, Any]:
+    """The arguments of `simulate` in link.js, as JSON-able data.
 
     Args:
-        traffic: its messages.
+        traffic: messages of a run.
         steps: inner steps.
     """
-
-    traffic: Traffic
-    steps: int
-
-    def describe(self) -> dict[str, Any]:
-        """The arguments of `simulate` in link.js, as JSON-able data."""
-        return {
-            "steps": self.steps,
-            "every": self.traffic.sync_every,
-            "tau": self.traffic.tau,
-            "messages": [
-                {
-                    "offset": message.offset,
-                    "first": message.first,
-                    "crossing": {
-                        name: crossing_of(self.traffic, index, topology)
-                        for name, topology in TOPOLOGIES.items()
-                    },
-                }
-                for index, message in enumerate(self.traffic.messages)
-            ],
-        }
+    return {
+        "steps": steps,
+        "every": traffic.sync_every,
+        "tau": traffic.tau,
+        "messages": [
+            {
+                "offset": message.offset,
+                "first": message.first,
+                "crossing": {
+                    name: crossing_of(traffic, index, topology)
+                    for name, topology in TOPOLOGIES.items()
+                },
+            }
+            for index, message in enumerate(traffic.messages)
+        ],
+    }
 
 
 def crossing_of(traffic: Traffic, index: int, topology: Topology) -> list[float]:
@@ -63,12 +54,8 @@ def crossing_of(traffic: Traffic, index: int, topology: Topology) -> list[float]
         index: of the message.
         topology: of the link.
     """
-    scenario = Scenario(
-        traffic=traffic,
-        compute=Compute(step_s=1),
-        link=Link.of(8.0, latency_s=1.0),
-        topology=topology,
-    )
+    link, compute = Link.of(8.0, latency_s=1.0), Compute(step_s=1)
+    scenario = Scenario(traffic=traffic, compute=compute, link=link, topology=topology)
     taken = scenario.transfer_time(index)
     return [taken.transfer_s, taken.latency_s, taken.lag_s]
 
@@ -77,19 +64,7 @@ def crossing_of(traffic: Traffic, index: int, topology: Topology) -> list[float]
 _resolved: Final = cache(resolve)
 
 
-def shape_of(run: FinishedRun) -> Shape:
-    """The shape of the model that `run` saved, or of its size if that determines it.
-
-    Raises:
-        ConfigurationError: neither the name of its size nor a saved model gives the shape.
-    """
-    saved = run.folder / "model"
-    byte_level = run.config.tokenizer == "bytes"
-    has_saved = (saved / "config.json").is_file()
-    return _resolved(str(saved) if has_saved and not byte_level else run.config.model_size)
-
-
-def replay_data(run: FinishedRun) -> LinkReplay:
+def replay_data(run: FinishedRun) -> dict[str, Any]:
     """The exchanges of `run`, if their bytes equal those that it counted.
 
     Raises:
@@ -99,5 +74,8 @@ def replay_data(run: FinishedRun) -> LinkReplay:
         what = f"replay the run in {run.folder} over another link"
         because = "its workers came and went"
         raise ConfigurationError(what, because=because, do="plan for its method with thinwire plan")
-    method = Method.from_dict(run.config.described["method"])
-    return LinkReplay(traffic=planned_traffic(run, method, shape_of(run)), steps=run.summary.steps)
+    method, saved = Method.from_dict(run.config.described["method"]), run.folder / "model"
+    # The size of a byte-level model determines its shape.
+    is_saved = run.config.tokenizer != "bytes" and (saved / "config.json").is_file()
+    shape = _resolved(str(saved) if is_saved else run.config.model_size)
+    return replay_of(planned_traffic(run, method, shape), run.summary.steps)

@@ -1,16 +1,14 @@
-"""The tables of a report of runs, but for those of settings."""
+"""The tables of a report of runs."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
 
 from thinwire.plan.units import duration_text, nbytes_text
 from thinwire.rejection import CLIPPED
-from thinwire.report.blocks import Cell, TextTable
-from thinwire.report.charts import curves_of
-from thinwire.report.pareto import first_shown, front_of
+from thinwire.report.charts import curves_of, first_shown, front_of
+from thinwire.report.page import Cell, TextTable
 from thinwire.runs.statistics import paired_difference
-from thinwire.runs.status import RunStatus
-from thinwire.runs.variants import Variant
+from thinwire.runs.variants import Variant, differing
 
 
 def ranked(variants: Sequence[Variant]) -> list[Variant]:
@@ -111,8 +109,8 @@ def versions_table(variants: Sequence[Variant]) -> TextTable:
     )
 
 
-def contributions_table(variants: Sequence[Variant]) -> TextTable | None:
-    """Number and reason of rejected and clipped contributions, by member; None without any."""
+def contributions_table(variants: Sequence[Variant]) -> TextTable:
+    """Number and reason of rejected and clipped contributions, by member, if there are any."""
     rows: list[tuple[str, ...]] = []
     for variant in variants:
         for run in variant.runs:
@@ -122,17 +120,77 @@ def contributions_table(variants: Sequence[Variant]) -> TextTable | None:
                 total, clipped = str(sum(rejected.values())), str(found.get(CLIPPED, 0))
                 rows.append((variant.label, str(run.seed), member, total, why, clipped))
     head = ("method", "seed", "member", "rejected", "reason", "clipped")
-    return (
-        TextTable(title="Rejected and clipped", name="contributions", head=head, rows=tuple(rows))
-        if rows
-        else None
-    )
+    title = "Rejected and clipped"
+    return TextTable(title=title, name="contributions", head=head, rows=tuple(rows))
 
 
-def left_out_table(left_out: Mapping[Path, RunStatus]) -> TextTable:
-    """Folders that are not shown, with the reason."""
+# -- settings --------------------------------------------------------------------------------------
+
+_SYMBOLS: Final = {"workers": "K", "sync_every": "H"}
+
+
+def differences_table(variants: Sequence[Variant]) -> TextTable:
+    """A row for each method, a column for each part in which they differ, most values first.
+
+    Settings that are equal in all methods that have them, such as the betas of AdamW, are in
+    `shared_table`.
+    """
+    settings = [variant.settings for variant in variants]
+    parts: dict[str, list[str]] = {}
+    for name in _differing_fields(settings):
+        # `inner` of `method.inner.lr`.
+        parts.setdefault(name.removeprefix("method.").partition(".")[0], []).append(name)
+    columns = {part: [_text(part, its, names) for its in settings] for part, names in parts.items()}
+    by_worth = sorted(columns, key=lambda part: -len(set(columns[part])))
+    head = ("method", *(_SYMBOLS.get(part, part) for part in by_worth))
+    shown = first_shown(variants)
     return TextTable(
-        title="Folders",
-        head=("folder", "why", ""),
-        rows=tuple((str(folder), str(status)) for folder, status in left_out.items()),
+        title="What differed",
+        name="differences",
+        head=head,
+        rows=tuple(
+            (variant.label, *(columns[part][index] for part in by_worth))
+            for index, variant in enumerate(variants)
+        ),
+        main=head[1:3],
+        rest=[index for index in range(len(variants)) if index not in shown],
     )
+
+
+def shared_table(variants: Sequence[Variant]) -> TextTable:
+    """Fields of the configurations that are the same for all methods that have them."""
+    settings = [variant.settings for variant in variants]
+    values = {name: value for its in settings for name, value in its.items()}
+    apart = _differing_fields(settings)
+    return TextTable(
+        title="Settings that all have in common, or all with the same part",
+        head=("field", "value"),
+        rows=tuple((name, values[name]) for name in sorted(values) if name not in apart),
+    )
+
+
+def _text(part: str, its: Mapping[str, str], names: Collection[str]) -> str:
+    """Kind of the part of one method, and its other settings that differ.
+
+    >>> names = ("method.codec.bits", "method.codec.grid.kind", "method.codec.kind")
+    >>> _text("codec", dict(zip(names, ("2", "Linear", "Quantise"))), names)
+    'Quantise, bits 2, grid Linear'
+    """
+    found: list[str] = []
+    for name in sorted(names, key=lambda name: (name.count("."), name)):
+        if name in its:
+            inner = name.removeprefix("method.").removeprefix(part).removesuffix(".kind")
+            if name.endswith(".kind") and not inner.strip("."):
+                found.insert(0, its[name])
+            else:
+                found.append(f"{inner.strip('.')} {its[name]}".strip())
+    return ", ".join(found) or "-"
+
+
+def _differing_fields(settings: Sequence[Mapping[str, str]]) -> list[str]:
+    """Fields with several values, and kinds of parts that only some methods have."""
+    return [
+        name
+        for name in differing(settings)
+        if name.endswith(".kind") or len({its[name] for its in settings if name in its}) > 1
+    ]

@@ -1,27 +1,34 @@
 """The page of `thinwire report`."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from thinwire.errors import ThinwireError, check
 from thinwire.plan.link import TOPOLOGIES
-from thinwire.report.blocks import Block, Heading, Paragraph, Part, TextTable, rounded
-from thinwire.report.charts import curves, curves_of, front_chart, styles_of
-from thinwire.report.link_replay import LinkReplay, replay_data
-from thinwire.report.page import Page
-from thinwire.report.pareto import first_shown, front_of, senders
+from thinwire.report.charts import (
+    curves,
+    curves_of,
+    first_shown,
+    front_chart,
+    front_of,
+    scaling_charts,
+    senders,
+    styles_of,
+)
+from thinwire.report.link_replay import replay_data
+from thinwire.report.page import Block, Heading, Page, Paragraph, Part, TextTable
 from thinwire.report.results import (
     contributions_table,
     curves_table,
-    left_out_table,
+    differences_table,
     ranked,
     results_table,
+    shared_table,
     versions_table,
 )
-from thinwire.report.scaling import scaling_charts
-from thinwire.report.settings import differences_table, shared_table
 from thinwire.runs.comparable import not_comparable
 from thinwire.runs.find import find_runs
 from thinwire.runs.status import RunState, RunStatus
@@ -102,8 +109,11 @@ def run_page(data: ReportData, *, refresh_s: float | None = None) -> Page:
     left_out: list[Block] = []
     if data.left_out:
         below = "Nothing of these is in any chart or table above."
-        heading = Heading(text="Left out", name="left-out", below=below)
-        left_out = [heading, left_out_table(data.left_out)]
+        rows = tuple((str(folder), str(status)) for folder, status in data.left_out.items())
+        left_out = [
+            Heading(text="Left out", name="left-out", below=below),
+            TextTable(title="Folders", head=("folder", "why", ""), rows=rows),
+        ]
     if not variants:
         return Page(
             title="No run is finished yet",
@@ -112,7 +122,7 @@ def run_page(data: ReportData, *, refresh_s: float | None = None) -> Page:
             scripts=("report.js",),
             refresh_s=refresh_s,
         )
-    played = dict[int, LinkReplay]()
+    played = dict[int, dict[str, Any]]()
     unplayed: list[Block] = []
     for index, variant in enumerate(variants):
         try:
@@ -197,7 +207,7 @@ def _losses(variants: Sequence[Variant], *, has_link: bool) -> list[Block]:
 
 def _link(
     variants: Sequence[Variant],
-    played: Mapping[int, LinkReplay],
+    played: Collection[int],
     unplayed: Sequence[Block],
 ) -> list[Block]:
     text, name = "On a link of your choice", "link-section"
@@ -225,19 +235,21 @@ def _link(
 
 def _contributions(variants: Sequence[Variant]) -> list[Block]:
     table = contributions_table(variants)
-    if table is None:
-        return []
-    return [Heading(text="Contributions", name="members", below=_CONTRIBUTIONS), table]
+    heading = Heading(text="Contributions", name="members", below=_CONTRIBUTIONS)
+    return [heading, table] if table.rows else []
 
 
-def _page_data(variants: Sequence[Variant], played: Mapping[int, LinkReplay]) -> Part:
+def _page_data(variants: Sequence[Variant], played: Mapping[int, dict[str, Any]]) -> Part:
     """Data of the page's scripts; not shown."""
     data = [
         {
             "label": variant.label,
             "style": style,
-            "curves": rounded(curves_of(variant)),
-            "replay": played[index].describe() if index in played else None,
+            # Six digits: more than a screen shows, a third of the bytes.
+            "curves": json.loads(
+                json.dumps(curves_of(variant)), parse_float=lambda text: float(f"{float(text):.6g}")
+            ),
+            "replay": played.get(index),
         }
         for index, (variant, style) in enumerate(zip(variants, styles_of(variants), strict=True))
     ]
