@@ -31,7 +31,7 @@ from setting import setting as machine
 from thinwire.errors import ConfigurationError, IncompleteError
 from thinwire.experiments import Comparison, Experiment, compare
 from thinwire.experiments.parallel import ParallelRunner
-from thinwire.experiments.runners import Runner, SequentialRunner
+from thinwire.experiments.runners import Runner, one_by_one
 from thinwire.runs.folder import write_json
 from thinwire.runs.statistics import estimate, paired_difference
 from thinwire.runs.variants import Variant
@@ -102,7 +102,7 @@ def _time_is_up(*_: object) -> None:
 
 
 def _runner(setting: Setting) -> Runner:
-    return SequentialRunner() if setting.jobs == 1 else ParallelRunner(setting.jobs)
+    return one_by_one if setting.jobs == 1 else ParallelRunner(setting.jobs)
 
 
 def _search_missing(setting: Setting, out: Path) -> None:

@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import pytest
 
@@ -15,34 +15,31 @@ from thinwire.errors import ConfigurationError, NonFiniteError
 from thinwire.experiments import Experiment, Rates, Tuning, compare, load_experiment, product
 from thinwire.experiments.comparison import Comparison
 from thinwire.experiments.grid import configure, specs_of, with_rates
-from thinwire.experiments.runners import MakeObserver, PlannedRun, RunFailure, Runner, no_observer
+from thinwire.experiments.runners import MakeObserver, PlannedRun, Runner, no_observer
 from thinwire.runs.folder import RunFolder
 from thinwire.runs.status import RunState, note_failure
 from thinwire.train.config import TrainConfig
 from thinwire.train.recipes import laptop
 
 
-@final
-class Written(Runner):
+class Written:
     """Writes what a run would; NaN is one that diverges, infinity one whose process died."""
 
     def __init__(self, loss: Callable[[TrainConfig], float] = lambda config: 1.0) -> None:
         self.loss, self.seen = loss, list[str]()
 
-    def carry_out(
-        self, runs: Sequence[PlannedRun], make_observer: MakeObserver
-    ) -> list[RunFailure | None]:
+    def __call__(self, runs: Sequence[PlannedRun], make_observer: MakeObserver) -> list[str | None]:
         self.seen += [run.folder.name for run in runs]
         return [self._one(run.folder, run.config, self.loss(run.config)) for run in runs]
 
-    def _one(self, folder: Path, config: TrainConfig, loss: float) -> RunFailure | None:
+    def _one(self, folder: Path, config: TrainConfig, loss: float) -> str | None:
         RunFolder(folder).open(config.describe())
         if math.isfinite(loss):
             return RunFolder(write_run(folder, config, loss=loss)).note_data("abc")
         if math.isinf(loss):
-            return RunFailure(kind="killed", why="its process ended with status -9")
+            return "killed: its process ended with status -9"
         note_failure(folder, NonFiniteError.__name__, "the loss is nan")
-        return RunFailure(kind=NonFiniteError.__name__, why="the loss is nan")
+        return f"{NonFiniteError.__name__}: the loss is nan"
 
 
 def compared(folder: Path, runner: Runner | None = None, **fields: Any) -> Comparison:

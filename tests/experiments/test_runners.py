@@ -14,7 +14,7 @@ from thinwire.errors import ConfigurationError
 from thinwire.experiments import Experiment, compare
 from thinwire.experiments.grid import configure, specs_of
 from thinwire.experiments.parallel import ParallelRunner
-from thinwire.experiments.runners import PlannedRun, SequentialRunner, no_observer
+from thinwire.experiments.runners import PlannedRun, no_observer, one_by_one
 from thinwire.runs.folder import RunFolder
 from thinwire.runs.status import RunState, status_of
 from thinwire.train.checkpoints import locked
@@ -55,12 +55,14 @@ def tiny(tmp_path) -> Callable[[str], TrainConfig]:
     return recipe
 
 
-@pytest.mark.slow_cases("runner1")
-@pytest.mark.parametrize("runner", [SequentialRunner(), ParallelRunner(2)])
+@pytest.mark.slow_cases("two")
+@pytest.mark.parametrize("runner", [one_by_one, ParallelRunner(2)], ids=["one", "two"])
 def test_one_that_fails_says_so_at_once_and_has_a_log_and_others_go_on(
     tmp_path, tiny, runner
 ) -> None:
-    experiment = Experiment(recipe=tiny, methods=("failing", "diverging", "diloco"))
+    changes = {"periods": Intervals(log_steps=2)}
+    methods = ("failing", "diverging", "diloco")
+    experiment = Experiment(recipe=tiny, methods=methods, changes=changes)
     out, heard = tmp_path / "out", Heard(list)
     found = compare(experiment, out, heard.of, runner)
     trouble = found.problems()
@@ -75,6 +77,7 @@ def test_one_that_fails_says_so_at_once_and_has_a_log_and_others_go_on(
     begins, failed, ends = heard["failing seed 0"]
     assert (begins, ends) == ("begins", "ends")
     assert failed.startswith("failing seed 0 failed: RuntimeError: the accelerator is on fire; its")
+    assert heard["diloco seed 0"] == ["begins", 2, 4, 6, "ends"]
     told = heard["diverging seed 0"]
     assert (told[0], told[-1]) == ("begins", "ends")
     assert " failed: NonFiniteError: cannot take the step" in told[-2]
@@ -121,7 +124,7 @@ def test_parallel_runs_give_the_same_bits_and_outlives_a_killed_process(tmp_path
     assert (tmp_path / "was-killed").read_text() == ".."
     # Where an SGD was made, torch runs the hooks of a class derived from it twice a step.
     torch.optim.SGD([torch.zeros(1)])
-    turn = compare(experiment, tmp_path / "turn", no_observer, SequentialRunner())
+    turn = compare(experiment, tmp_path / "turn", no_observer, one_by_one)
     for one, other in zip(side.rows[1:], turn.rows[1:], strict=True):
         digests = [row.statuses[0].run.summary.described["outer_digest"] for row in (one, other)]
         assert digests[0] == digests[1]
@@ -137,17 +140,6 @@ class Heard(defaultdict):
         observer.fail = told.append
         observer.close = lambda: told.append("ends")
         return observer
-
-
-@pytest.mark.slow_cases("runner1")
-@pytest.mark.parametrize("runner", [SequentialRunner(), ParallelRunner(2)])
-def test_each_run_has_an_observer_that_is_shown_its_records(tmp_path, tiny, runner) -> None:
-    changes = {"periods": Intervals(log_steps=2)}
-    experiment = Experiment(recipe=tiny, methods=("diloco",), seeds=(0, 1), changes=changes)
-    heard = Heard(list)
-    compare(experiment, tmp_path / "out", heard.of, runner)
-    told = ["begins", 2, 4, 6, "ends"]
-    assert heard == {"diloco seed 0": told, "diloco seed 1": told}
 
 
 @pytest.mark.slow
@@ -205,7 +197,7 @@ def test_which_runs_are_wanted_is_told_before_they_begin(tmp_path, tiny) -> None
             Experiment(recipe=tiny, methods=("diloco",), seeds=seeds),
             tmp_path / "out",
             no_observer,
-            None,
+            one_by_one,
             lambda runs: told.append([(run.title, status.state) for run, status in runs]),
         )
     first, second = ((f"diloco seed {seed}", RunState.ABSENT) for seed in (0, 1))

@@ -11,7 +11,7 @@ from run_folders import change, retell, runs_in, write_run
 from thinwire.cli import main
 from thinwire.experiments import Experiment, compare
 from thinwire.experiments.grid import configure, specs_of
-from thinwire.experiments.runners import SequentialRunner
+from thinwire.experiments.runners import no_observer
 from thinwire.runs.comparable import common_ground, most_common, not_comparable
 from thinwire.runs.find import find_runs
 from thinwire.runs.status import RunState, note_failure, read_run, status_of
@@ -116,18 +116,18 @@ def test_a_run_of_another_model_in_a_file_of_one_name_is_not_taken(tmp_path) -> 
     assert status_of(folder, other.describe()).state is RunState.FINISHED  # it did not note it
 
 
-def test_a_run_that_failed_is_tried_again(tmp_path, monkeypatch) -> None:
+def test_a_run_that_failed_is_tried_again(tmp_path) -> None:
     place, config = tmp_path / "diloco-seed0", configs()["diloco-seed0"]
     end(write_run(place, config), "OSError")
 
-    def finish(self, runs, make_observer) -> list[None]:
+    def finish(runs, make_observer) -> list[None]:
         (run,) = runs
         shutil.rmtree(run.folder)
         write_run(run.folder, run.config)
         return [None]
 
-    monkeypatch.setattr(SequentialRunner, "carry_out", finish)
-    assert compare(Experiment(methods=("diloco",)), tmp_path).problems() == {}
+    again = compare(Experiment(methods=("diloco",)), tmp_path, no_observer, finish)
+    assert again.problems() == {}
 
 
 def test_a_sound_run_from_before_memory_was_noted_is_shown(tmp_path, capsys) -> None:

@@ -87,7 +87,7 @@ class CompareCommand(RunFlags):
         from thinwire.experiments import compare
         from thinwire.experiments.grid import specs_of
         from thinwire.experiments.parallel import ParallelRunner
-        from thinwire.experiments.runners import SequentialRunner
+        from thinwire.experiments.runners import one_by_one
         from thinwire.train.workers.ranks import under_torchrun
 
         check(
@@ -99,7 +99,7 @@ class CompareCommand(RunFlags):
         experiment = self._experiment()
         out = self.out or default_out("compare")
         specs_of(experiment)  # refuses what does not fit, before a folder is made
-        runner = SequentialRunner() if self.jobs == 1 else ParallelRunner(self.jobs)
+        runner = one_by_one if self.jobs == 1 else ParallelRunner(self.jobs)
         write_settings(out, given_in(self))
         with CompareDisplay(console) as display:
             comparison = compare(experiment, out, display.observe, runner, display.note_planned)

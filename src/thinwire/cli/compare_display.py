@@ -114,7 +114,7 @@ def comparison_tables(comparison: Comparison) -> Iterator[Table]:
     yield table(
         "validation loss of the outer parameters in nats per token; bytes per worker",
         ("method", "loss", "sent", "received", "peak/step", "memory", "wall s"),
-        [(row.label, _text(row.loss), *_measured(row.variant)) for row in comparison.rows],
+        [(row.spec.label, _text(row.loss), *_measured(row.variant)) for row in comparison.rows],
         caption="± standard error over seeds; memory: weights, inner state, anchor, outer state "
         "and feedback, over the weights",
     )
@@ -147,15 +147,17 @@ def _measured(variant: Variant | None) -> list[str]:
 def _differences(comparison: Comparison) -> Iterator[tuple[str, ...]]:
     """Each method's loss minus the baseline's."""
     for row in comparison.rows:
-        base = comparison.baselines.get(row.label, "none here")
-        if base != row.label:
+        base = comparison.baselines.get(row.spec.label, "none here")
+        if base != row.spec.label:
             difference = comparison.difference(row)
             seeds = "" if difference is None else ",".join(map(str, difference.seeds))
-            yield _text(difference), row.label, base, seeds or "none"
+            yield _text(difference), row.spec.label, base, seeds or "none"
 
 
 def _chosen_text(result: TuningResult) -> str:
     if result.chosen is None:
         return f"none: {result.why}"
     edges = result.edges()
-    return " ".join(f"{n}={v}{'*' if n in edges else ''}" for n, v in result.chosen.searched)
+    return " ".join(
+        f"{n}={v}{'*' if n in edges else ''}" for n, v in result.chosen.searched_texts()
+    )

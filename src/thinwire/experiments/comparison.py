@@ -9,23 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thinwire.errors import ConfigurationError
+from thinwire.errors import check
 from thinwire.experiments.experiment import Experiment, Tuning
 from thinwire.experiments.grid import VariantSpec, specs_of, with_candidates
 from thinwire.experiments.runners import (
+    ComparisonRow,
     ExperimentRunner,
     MakeObserver,
     NotePlanned,
-    RunKey,
     Runner,
-    SequentialRunner,
     no_observer,
+    one_by_one,
 )
-from thinwire.runs.find import note_planned_runs
 from thinwire.runs.folder import write_json
-from thinwire.runs.statistics import Estimate, estimate, paired_difference
+from thinwire.runs.statistics import Estimate, paired_difference
 from thinwire.runs.status import RunState, RunStatus
-from thinwire.runs.variants import Variant
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,48 +32,25 @@ class TuningResult:
 
     Args:
         spec: the variant, as requested.
-        tried: the variant with each candidate's rates, and the status of their runs, by seed.
+        tried: the variant with each candidate's rates, and their runs.
         chosen: the best one of `tried`; None if none could be chosen.
         why: reason of the choice, or for none.
     """
 
     spec: VariantSpec
-    tried: Mapping[VariantSpec, Mapping[int, RunStatus]]
+    tried: Sequence[ComparisonRow]
     chosen: VariantSpec | None
     why: str
 
     def edges(self) -> list[str]:
         """Rates whose chosen value is the lowest or highest tried: a better one may be beyond."""
         found: list[str] = []
-        for name, value in _searched(self.chosen).items():
-            values = {s[name] for candidate in self.tried if name in (s := _searched(candidate))}
+        for name, value in ({} if self.chosen is None else self.chosen.searched.given()).items():
+            candidates = [row.spec.searched.given() for row in self.tried]
+            values = {rates[name] for rates in candidates if name in rates}
             if len(values) > 1 and value in (min(values), max(values)):
                 found.append(name)
         return found
-
-
-def _searched(spec: VariantSpec | None) -> dict[str, float]:
-    return {} if spec is None else {name: float(value) for name, value in spec.searched}
-
-
-def candidates_of(
-    experiment: Experiment, tuning: Tuning, specs: Sequence[VariantSpec]
-) -> dict[VariantSpec, list[VariantSpec]]:
-    """Candidates of each variant.
-
-    Raises:
-        ConfigurationError: not the same number for all.
-    """
-    tried = {
-        spec: with_candidates(spec, tuning.of(spec.method), experiment.recipe) for spec in specs
-    }
-    fewest, most = (pick(tried, key=lambda spec: len(tried[spec])) for pick in (min, max))
-    few, many = len(tried[fewest]), len(tried[most])
-    if few != many:
-        because = f"{fewest.label} has {few} different candidates and {most.label} {many}"
-        do = f"give {fewest.method} its own, such as --tune {fewest.method}:inner-lr=1e-3,2e-3"
-        raise ConfigurationError("tune with the same budget", because=because, do=do)
-    return tried
 
 
 def search(
@@ -84,56 +59,54 @@ def search(
     """Try all candidates with the first seed and the best few with all, and choose by the mean.
 
     Raises:
-        ConfigurationError: as `candidates_of`, or values that do not fit.
+        ConfigurationError: rows with more candidates than others, or values that do not fit.
     """
-    tried = candidates_of(runner.experiment, tuning, specs)
+    recipe = runner.experiment.recipe
+    tried = {spec: with_candidates(spec, tuning.of(spec.method), recipe) for spec in specs}
+    fewest, most = (pick(tried, key=lambda spec: len(tried[spec])) for pick in (min, max))
+    few, many = len(tried[fewest]), len(tried[most])
+    because = f"{fewest.label} has {few} different candidates and {most.label} {many}"
+    do = f"give {fewest.method} its own, such as --tune {fewest.method}:inner-lr=1e-3,2e-3"
+    check(few == many, "tune with the same budget", because=because, do=do)
     first, *more = runner.experiment.seeds
-    statuses = runner.complete([(c, first) for own in tried.values() for c in own])
-    best = {
-        spec: _best({c: statuses[c, first] for c in own}, tuning.repeated)
+    runner.complete([(c, first) for own in tried.values() for c in own])
+    best: dict[VariantSpec, list[VariantSpec]] = {}
+    for spec, own in tried.items():
+        losses = _mean_losses([runner.row(c) for c in own]) or {}
+        best[spec] = sorted(losses, key=lambda c: losses[c])[: tuning.repeated]
+    runner.complete([(c, seed) for own in best.values() for c in own for seed in more])
+    return [
+        _choose(spec, [runner.row(c) for c in own], [runner.row(c) for c in best[spec]])
         for spec, own in tried.items()
-    }
-    statuses |= runner.complete([(c, seed) for own in best.values() for c in own for seed in more])
-    return [_choose(spec, own, best[spec], statuses) for spec, own in tried.items()]
+    ]
 
 
-def _best(statuses: Mapping[VariantSpec, RunStatus], count: int) -> list[VariantSpec]:
-    """The `count` of lowest loss; none where a run is missing, for it might be one of them."""
-    if any(s.state not in (RunState.FINISHED, RunState.DIVERGED) for s in statuses.values()):
-        return []
-    losses = {c: s.run.summary.val_loss for c, s in statuses.items() if s.run is not None}
-    return sorted(losses, key=lambda c: losses[c])[:count]
+def _mean_losses(rows: Sequence[ComparisonRow]) -> dict[VariantSpec, float] | None:
+    """Of candidates that did not diverge; None where a run is missing, for it might be the best."""
+    ended = (RunState.FINISHED, RunState.DIVERGED)
+    if any(status.state not in ended for row in rows for status in row.statuses.values()):
+        return None
+    finished = (row for row in rows if len(row.losses) == len(row.statuses))
+    return {row.spec: row.loss.mean for row in finished if row.loss is not None}
 
 
 def _choose(
-    spec: VariantSpec,
-    tried: list[VariantSpec],
-    best: list[VariantSpec],
-    statuses: Mapping[RunKey, RunStatus],
+    spec: VariantSpec, tried: Sequence[ComparisonRow], best: Sequence[ComparisonRow]
 ) -> TuningResult:
-    by_seed = {c: {seed: s for (own, seed), s in statuses.items() if own == c} for c in tried}
-    states = [s.state for c in best for s in by_seed[c].values()]
-    chosen = None
+    chosen, losses = None, _mean_losses(best)
     if not best:
-        all_states = {s.state for own in by_seed.values() for s in own.values()}
-        diverged = all_states == {RunState.DIVERGED}
+        states = {status.state for row in tried for status in row.statuses.values()}
+        diverged = states == {RunState.DIVERGED}
         why = "all diverged" if diverged else "runs with the first seed are missing"
-    elif any(state not in (RunState.FINISHED, RunState.DIVERGED) for state in states):
+    elif losses is None:
         why = "runs with the other seeds are missing"
+    elif not losses:
+        why = "each of the best diverged with one of the seeds"
     else:
-        steady = {c: mean for c in best if (mean := _mean_loss(by_seed[c])) is not None}
-        chosen = min(steady, key=lambda c: steady[c], default=None)
-        seeds = ", ".join(str(seed) for seed in by_seed[best[0]])
+        chosen = min(losses, key=lambda c: losses[c])
+        seeds = ", ".join(str(seed) for seed in best[0].statuses)
         why = f"the lowest mean loss over seeds {seeds} of the best {len(best)} of {len(tried)}"
-        if chosen is None:
-            why = "each of the best diverged with one of the seeds"
-    return TuningResult(spec=spec, tried=by_seed, chosen=chosen, why=why)
-
-
-def _mean_loss(by_seed: Mapping[int, RunStatus]) -> float | None:
-    """Over all seeds; None if one of them has no result."""
-    losses = {seed: s.run.summary.val_loss for seed, s in by_seed.items() if s.run is not None}
-    return estimate(losses).mean if len(losses) == len(by_seed) else None
+    return TuningResult(spec=spec, tried=tried, chosen=chosen, why=why)
 
 
 def write_tuning(file: Path, tuning: Tuning, results: Sequence[TuningResult]) -> None:
@@ -144,18 +117,18 @@ def write_tuning(file: Path, tuning: Tuning, results: Sequence[TuningResult]) ->
         "candidates_per_row": len(results[0].tried),
         "rows": {
             result.spec.label: {
-                "chosen": None if result.chosen is None else _searched(result.chosen),
+                "chosen": result.chosen and result.chosen.searched.given(),
                 "why": result.why,
                 "at_the_edge_of": result.edges(),
                 "candidates": [
                     {
-                        "settings": _searched(candidate),
+                        "settings": candidate.spec.searched.given(),
                         "runs": {
-                            str(seed): {"folder": candidate.folder(seed)} | _outcome(status)
-                            for seed, status in sorted(by_seed.items())
+                            str(seed): {"folder": candidate.spec.folder(seed)} | _outcome(status)
+                            for seed, status in sorted(candidate.statuses.items())
                         },
                     }
-                    for candidate, by_seed in result.tried.items()
+                    for candidate in result.tried
                 ],
             }
             for result in results
@@ -172,42 +145,6 @@ def _outcome(status: RunStatus) -> dict[str, Any]:
 
 
 # -- rows ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ComparisonRow:
-    """One variant and the status of its runs.
-
-    Args:
-        spec: the variant, as requested.
-        statuses: of its runs, by seed.
-    """
-
-    spec: VariantSpec
-    statuses: Mapping[int, RunStatus]
-
-    @property
-    def label(self) -> str:
-        """The row's name in tables."""
-        return self.spec.label
-
-    @property
-    def variant(self) -> Variant | None:
-        """The row's finished runs; None if none has finished."""
-        runs = [status.run for status in self.statuses.values() if status.run is not None]
-        if not runs:
-            return None
-        return Variant(label=self.label, runs=tuple(sorted(runs, key=lambda run: run.seed)))
-
-    @property
-    def loss(self) -> Estimate | None:
-        """Mean validation loss; None without finished runs."""
-        return None if (variant := self.variant) is None else variant.loss
-
-    @property
-    def losses(self) -> dict[int, float]:
-        """Validation loss of the finished runs, by seed."""
-        return {} if (variant := self.variant) is None else variant.losses
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -228,37 +165,30 @@ class Comparison:
 
     def difference(self, row: ComparisonRow) -> Estimate | None:
         """Loss of a row minus that of its baseline, paired by seed; None of the baseline itself."""
-        base = self.baselines.get(row.label)
-        if base is None or base == row.label:
+        base = self.baselines.get(row.spec.label)
+        if base is None or base == row.spec.label:
             return None
-        (losses,) = [other.losses for other in self.rows if other.label == base]
+        (losses,) = [other.losses for other in self.rows if other.spec.label == base]
         return paired_difference(row.losses, losses)
 
     def problems(self) -> dict[str, RunStatus]:
         """Folders of this comparison, and rows of its search, that have no result."""
-        runs = {
-            row.spec.folder(seed): status
-            for row in self.rows
-            for seed, status in row.statuses.items()
-        }
+        runs = {folder: s for row in self.rows for folder, s in row.by_folder().items()}
         for result in self.tuning:
             if result.chosen is None:
                 runs[result.spec.label] = RunStatus(state=RunState.FAILED, why=result.why)
-            for candidate, by_seed in result.tried.items():
+            for candidate in result.tried:
                 # A rate that diverges is a result of a search.
-                runs |= {
-                    candidate.folder(seed): status
-                    for seed, status in by_seed.items()
-                    if status.state is not RunState.DIVERGED
-                }
+                found = candidate.by_folder().items()
+                runs |= {folder: s for folder, s in found if s.state is not RunState.DIVERGED}
         return {folder: s for folder, s in runs.items() if s.state is not RunState.FINISHED}
 
     def statistics(self) -> dict[str, Any]:
         """Means and errors of every row, as JSON-able data."""
         return {
-            row.label: {
+            row.spec.label: {
                 "val_loss": None if row.loss is None else row.loss.describe(),
-                "baseline": self.baselines.get(row.label),
+                "baseline": self.baselines.get(row.spec.label),
                 "val_loss_minus_baseline": None if apart is None else apart.describe(),
             }
             for row in self.rows
@@ -269,7 +199,7 @@ class Comparison:
         """Write compare.json (runs by row) and statistics.json into `out`."""
         out.mkdir(parents=True, exist_ok=True)
         summaries = {
-            row.label: [
+            row.spec.label: [
                 {
                     **status.run.summary.described,
                     "memory_bytes": status.run.memory_bytes,
@@ -291,7 +221,7 @@ def compare(
     experiment: Experiment,
     out: Path,
     make_observer: MakeObserver = no_observer,
-    runner: Runner | None = None,
+    runner: Runner = one_by_one,
     note_planned: NotePlanned | None = None,
 ) -> Comparison:
     """Carry out the missing runs of `experiment` in `out`, and write the results.
@@ -313,29 +243,23 @@ def compare(
     """
     specs = specs_of(experiment)
     baselines = _baselines(specs, experiment.baseline)
-    runs = ExperimentRunner(
-        experiment, out, runner or SequentialRunner(), make_observer, note_planned
-    )
+    runs = ExperimentRunner(experiment, out, runner, make_observer, note_planned)
     tuning: list[TuningResult] = []
     if experiment.tuning is not None:
         tuning = search(runs, experiment.tuning, specs)
         write_tuning(out / "tuning.json", experiment.tuning, tuning)
     chosen = {result.spec: result.chosen for result in tuning}
     final = {spec: chosen.get(spec, spec) for spec in specs}
-    wanted = [(spec, seed) for spec in final.values() if spec for seed in experiment.seeds]
-    statuses = runs.complete(wanted)
-    rows = [
-        # A search without a choice leaves the row without runs.
-        ComparisonRow(spec=asked, statuses={})
-        if spec is None
-        else ComparisonRow(spec=spec, statuses={s: statuses[spec, s] for s in experiment.seeds})
-        for asked, spec in final.items()
-    ]
+    runs.complete([(spec, seed) for spec in final.values() if spec for seed in experiment.seeds])
     comparison = Comparison(
-        rows=rows, baselines=baselines, tuning=tuning, unrelated=runs.unrelated()
+        # A search without a choice leaves the row without runs.
+        rows=[runs.row(spec or asked) for asked, spec in final.items()],
+        baselines=baselines,
+        tuning=tuning,
+        unrelated=runs.unrelated(),
     )
     comparison.write(out)
-    note_planned_runs(out, runs.known, is_over=True)
+    runs.note(is_over=True)
     return comparison
 
 
@@ -349,10 +273,9 @@ def _baselines(specs: Sequence[VariantSpec], name: str | None) -> dict[str, str]
         name = "diloco" if "diloco" in methods else methods[0]
     exact = [spec for spec in specs if spec.label == name]
     bases = exact or [spec for spec in specs if spec.method == name]
-    if not bases:
-        because = f"the rows are {', '.join(spec.label for spec in specs)}"
-        do = "pass one of these, or one of the methods, as the baseline"
-        raise ConfigurationError(f"take differences to {name!r}", because=because, do=do)
+    because = f"the rows are {', '.join(spec.label for spec in specs)}"
+    do = "pass one of these, or one of the methods, as the baseline"
+    check(bool(bases), f"take differences to {name!r}", because=because, do=do)
     found: dict[str, str] = {}
     for spec in specs:
         places = dict(spec.coordinates)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from thinwire.errors import ConfigurationError
+from thinwire.errors import ConfigurationError, check
 from thinwire.train import recipes
 from thinwire.train.recipes import Recipe
 
@@ -67,10 +67,10 @@ class Tuning:
     repeated: int = 2
 
     def __post_init__(self) -> None:
-        if self.repeated < 1 or not self.candidates or not all(self.candidates.values()):
-            because = f"there are no candidates, or {self.repeated} of them would be repeated"
-            do = "give every method at least one candidate, and pass repeated >= 1"
-            raise ConfigurationError("tune", because=because, do=do)
+        because = f"there are no candidates, or {self.repeated} of them would be repeated"
+        do = "give every method at least one candidate, and pass repeated >= 1"
+        is_some = bool(self.candidates) and all(self.candidates.values())
+        check(is_some and self.repeated >= 1, "tune", because=because, do=do)
 
     def of(self, method: str) -> tuple[Rates, ...]:
         """The candidates for `method`.
@@ -84,9 +84,6 @@ class Tuning:
             do = "add some for it, or for all methods"
             raise ConfigurationError(f"tune {method!r}", because=because, do=do)
         return found
-
-
-_NOTHING: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,29 +124,22 @@ class Experiment:
     inner_lr: tuple[float, ...] = ()
     outer_lr: tuple[float, ...] = ()
     outer_momentum: tuple[float, ...] = ()
-    changes: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    changes: Mapping[str, Any] = field(default_factory=dict[str, Any])
     baseline: str | None = None
     tuning: Tuning | None = None
 
     def __post_init__(self) -> None:
         for name in ("methods", "seeds"):
-            if not getattr(self, name):
-                raise ConfigurationError(
-                    "compare", because=f"{name} is empty", do=f"pass at least one of {name}"
-                )
-        if self.tuning is not None:
-            self._check_tuning(self.tuning)
-
-    def _check_tuning(self, tuning: Tuning) -> None:
-        if len(self.seeds) < 2:
-            what = f"tune with seed {min(self.seeds)} alone"
-            because = "one seed picks a rate at the edge of stability"
-            raise ConfigurationError(what, because=because, do="pass more seeds, such as 0,1,2")
-        searched = {name for s in tuning.candidates.values() for c in s for name in c.given()}
+            because, do = f"{name} is empty", f"pass at least one of {name}"
+            check(bool(getattr(self, name)), "compare", because=because, do=do)
+        if self.tuning is None:
+            return
+        because, do = "one seed picks a rate at the edge of stability", "pass more, such as 0,1,2"
+        check(len(self.seeds) > 1, f"tune with seed {self.seeds[0]} alone", because=because, do=do)
+        searched = {name for s in self.tuning.candidates.values() for c in s for name in c.given()}
+        because, do = "it is an axis of the comparison, too", "leave one of the two out"
         for name in sorted(searched):
-            if getattr(self, name):
-                what, because = f"tune {name}", "it is an axis of the comparison, too"
-                raise ConfigurationError(what, because=because, do="leave one of the two out")
+            check(not getattr(self, name), f"tune {name}", because=because, do=do)
 
     def rates(self) -> tuple[Rates, ...]:
         """All combinations of the rates."""
@@ -167,10 +157,9 @@ def load_experiment(name: str) -> Experiment:
         ConfigurationError: there is no such function, or it returns something else.
     """
     made = recipes.load(name)()
-    if not isinstance(made, Experiment):
-        because = f"it returned {type(made).__name__} and not an Experiment"
-        do = "return a thinwire.experiments.Experiment there"
-        raise ConfigurationError(f"use experiment {name!r}", because=because, do=do)
+    because = f"it returned {type(made).__name__} and not an Experiment"
+    do = "return a thinwire.experiments.Experiment there"
+    check(isinstance(made, Experiment), f"use experiment {name!r}", because=because, do=do)
     return made
 
 

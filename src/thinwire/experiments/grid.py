@@ -7,10 +7,10 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from thinwire.errors import ConfigurationError, ThinwireError
+from thinwire.errors import ConfigurationError, ThinwireError, check
 from thinwire.experiments.experiment import Experiment, Rates, number_text, unique
 from thinwire.method import Method
 from thinwire.outer import GradientAveraging
@@ -29,15 +29,15 @@ class VariantSpec:
         sync_every: H; None is the recipe's.
         rates: of the optimizers.
         coordinates: its values on axes of several values that apply to it.
-        searched: rates of a search, with their values; part of the name of a folder.
+        searched: rates of a search, which are among `rates` as well, and in the name of a folder.
     """
 
     method: str
     workers: int | None = None
     sync_every: int | None = None
-    rates: Rates = dataclasses.field(default_factory=Rates)
+    rates: Rates = field(default_factory=Rates)
     coordinates: tuple[tuple[str, str], ...] = ()
-    searched: tuple[tuple[str, str], ...] = ()
+    searched: Rates = field(default_factory=Rates)
 
     @property
     def label(self) -> str:
@@ -48,13 +48,17 @@ class VariantSpec:
         """
         return " ".join([self.method, *(f"{axis}={value}" for axis, value in self.coordinates)])
 
+    def searched_texts(self) -> list[tuple[str, str]]:
+        """Names and values of the rates of a search."""
+        return [(name, number_text(value)) for name, value in self.searched.given().items()]
+
     def folder(self, seed: int) -> str:
         """The name of a run's folder.
 
         >>> VariantSpec(method="muloco:bits=2", coordinates=(("K", "8"),)).folder(0)
         'muloco-bits-2-K-8-seed0'
         """
-        places = (*self.coordinates, *self.searched)
+        places = (*self.coordinates, *self.searched_texts())
         name = "-".join([folder_name(self.method), *(f"{axis}-{value}" for axis, value in places)])
         return f"{name}-seed{seed}"
 
@@ -113,12 +117,8 @@ def with_candidates(
 ) -> list[VariantSpec]:
     """`spec` with each of the candidates of a search."""
     return [
-        dataclasses.replace(
-            spec,
-            rates=dataclasses.replace(spec.rates, **candidate.given()),
-            searched=tuple((name, number_text(v)) for name, v in candidate.given().items()),
-        )
-        for candidate in _rates(candidates, spec.method, recipe)
+        dataclasses.replace(spec, rates=dataclasses.replace(spec.rates, **c.given()), searched=c)
+        for c in _rates(candidates, spec.method, recipe)
     ]
 
 
@@ -143,19 +143,17 @@ def ask(recipe: Recipe, text: str) -> TrainConfig:
     Raises:
         ConfigurationError: it returns something else, or fails.
     """
+    what = f"use recipe {getattr(recipe, '__name__', '?')!r}"
     try:
         made: Any = recipe(text)
     except ThinwireError:
         raise
     except Exception as error:  # it is the user's code, and may fail in any way
-        what = f"use recipe {getattr(recipe, '__name__', '?')!r}"
         because = f"it raised {type(error).__name__}: {error}"
         raise ConfigurationError(what, because=because, do="correct it") from error
-    if not isinstance(made, TrainConfig):
-        what = f"use recipe {getattr(recipe, '__name__', '?')!r}"
-        because = f"it returned {type(made).__name__} and not a TrainConfig"
-        do = "return one, for example dataclasses.replace(recipes.laptop(method), ...)"
-        raise ConfigurationError(what, because=because, do=do)
+    because = f"it returned {type(made).__name__} and not a TrainConfig"
+    do = "return one, for example dataclasses.replace(recipes.laptop(method), ...)"
+    check(isinstance(made, TrainConfig), what, because=because, do=do)
     return made
 
 
@@ -226,9 +224,8 @@ def with_rates(method: Method, *, sync_every: int | None, rates: Rates) -> Metho
 
 
 def _replace(slot: Any, fields: dict[str, Any], flag: str, method: Method) -> Any:
-    known = {field.name for field in dataclasses.fields(slot)}
-    if not fields.keys() <= known:
-        because = f"its {type(slot).__name__} has no {', '.join(sorted(fields.keys() - known))}"
-        do = "leave the flag out, or write a recipe that sets the method's slots"
-        raise ConfigurationError(f"use {flag} with method {method.name!r}", because=because, do=do)
+    unknown = fields.keys() - {own.name for own in dataclasses.fields(slot)}
+    because = f"its {type(slot).__name__} has no {', '.join(sorted(unknown))}"
+    do = "leave the flag out, or write a recipe that sets the method's slots"
+    check(not unknown, f"use {flag} with method {method.name!r}", because=because, do=do)
     return dataclasses.replace(slot, **fields)

@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, cast
 
-from thinwire.errors import ConfigurationError
-from thinwire.experiments.runners import MakeObserver, PlannedRun, RunFailure, Runner, carry_out
+from thinwire.errors import ConfigurationError, check
+from thinwire.experiments.runners import MakeObserver, PlannedRun, carry_out
 from thinwire.train.observers import Observer
 from thinwire.train.workers.group import cores
 
@@ -24,8 +24,8 @@ _ATTEMPTS = 2
 _PATIENCE_S = 5.0
 
 
-class ParallelRunner(Runner):
-    """Carries out `jobs` runs at a time.
+class ParallelRunner:
+    """The `Runner` that carries out `jobs` runs at a time.
 
     Each of as many processes has a share of the cores and carries out one run after the other:
     importing torch and transformers takes seconds. A run whose process dies is continued once, in
@@ -39,22 +39,18 @@ class ParallelRunner(Runner):
     """
 
     def __init__(self, jobs: int) -> None:
-        if jobs < 1:
-            raise ConfigurationError(
-                f"run {jobs} jobs", because="runs need at least one", do="pass jobs >= 1"
-            )
+        what, because = f"run {jobs} jobs", "runs need at least one"
+        check(jobs >= 1, what, because=because, do="pass jobs >= 1")
         self._jobs = jobs
 
-    def carry_out(
-        self, runs: Sequence[PlannedRun], make_observer: MakeObserver
-    ) -> list[RunFailure | None]:
+    def __call__(self, runs: Sequence[PlannedRun], make_observer: MakeObserver) -> list[str | None]:
         """See `Runner`.
 
         Raises:
             ConfigurationError: a configuration cannot be sent to another process.
         """
         left = deque((number, _packed(run)) for number, run in enumerate(runs))
-        failures: list[RunFailure | None] = [None] * len(runs)
+        failures: list[str | None] = [None] * len(runs)
         processes = [_Process(share) for share in _shares(cores(), min(self._jobs, len(runs)))]
         lock, stopped = threading.Lock(), threading.Event()
 
@@ -134,10 +130,8 @@ class _Process:
         """True if it can carry out another run."""
         return self._process.exitcode is None
 
-    def carry_out(
-        self, packed: bytes, observer: Observer, lock: threading.Lock
-    ) -> RunFailure | None:
-        """Carry out a run, and show `observer` its records.
+    def carry_out(self, packed: bytes, observer: Observer, lock: threading.Lock) -> str | None:
+        """Carry out a run, and show `observer` its records; returns why it failed.
 
         Args:
             packed: the run.
@@ -152,8 +146,7 @@ class _Process:
                     observer.record(cast(dict[str, Any], message))
         except (EOFError, OSError):
             self._process.join()
-            status = self._process.exitcode
-            message = RunFailure(kind="killed", why=f"its process ended with status {status}")
+            message = f"killed: its process ended with status {self._process.exitcode}"
         self._is_busy = False
         return message
 
@@ -186,7 +179,7 @@ def _carry_out_all(pipe: Connection, share: list[int]) -> None:
             try:
                 run = pickle.loads(packed)
             except Exception as error:  # a class that this process cannot import
-                _send(pipe, RunFailure(kind=type(error).__name__, why=str(error)))
+                _send(pipe, f"{type(error).__name__}: {error}")
                 continue
             with _output_in(run.log):
                 failure = carry_out(run, _Messenger(pipe), len(share))
@@ -227,7 +220,7 @@ class _Messenger(Observer):
         _send(self._pipe, record)
 
 
-def _send(pipe: Connection, message: dict[str, Any] | RunFailure | None) -> None:
+def _send(pipe: Connection, message: dict[str, Any] | str | None) -> None:
     try:
         pipe.send(message)
     except OSError as error:

@@ -2,10 +2,9 @@
 
 import dataclasses
 import traceback
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,6 +15,7 @@ from thinwire.experiments.grid import VariantSpec, configure
 from thinwire.runs.comparable import check_comparable, common_ground, differences, most_common
 from thinwire.runs.find import note_planned_runs
 from thinwire.runs.schema import read_config
+from thinwire.runs.statistics import Estimate, estimate
 from thinwire.runs.status import (
     RunState,
     RunStatus,
@@ -24,6 +24,7 @@ from thinwire.runs.status import (
     status_of,
     unrelated_runs,
 )
+from thinwire.runs.variants import Variant
 from thinwire.train.config import TrainConfig
 from thinwire.train.observers import Observer
 from thinwire.train.trainer import resume
@@ -74,7 +75,7 @@ class PlannedRun:
         """
         return self.folder.parent / "logs" / f"{self.folder.name}.log"
 
-    def failed(self, failure: RunFailure) -> str:
+    def failed(self, failure: str) -> str:
         """What is shown of its failure."""
         log = f"; its log: {self.log}" if self.log.exists() else ""
         return f"{self.title} failed: {failure}{log}"
@@ -93,33 +94,20 @@ def no_observer(run: PlannedRun) -> Observer:
     return Observer()
 
 
-class Runner(ABC):
-    """Carries out runs."""
+Runner: TypeAlias = Callable[[Sequence[PlannedRun], MakeObserver], list[str | None]]
+"""Begins or continues runs, each with another folder, and makes a run's observer when it starts.
 
-    @abstractmethod
-    def carry_out(
-        self, runs: Sequence[PlannedRun], make_observer: MakeObserver
-    ) -> list[RunFailure | None]:
-        """Begin or continue each of `runs`; returns the failure of each, in their order.
-
-        Args:
-            runs: each with another folder.
-            make_observer: called for each run when it starts.
-        """
+Returns why each of them failed, in their order.
+"""
 
 
-class SequentialRunner(Runner):
-    """Carries out one run after the other, in this process."""
-
-    def carry_out(
-        self, runs: Sequence[PlannedRun], make_observer: MakeObserver
-    ) -> list[RunFailure | None]:
-        """See `Runner`."""
-        return [carry_out(run, make_observer(run), len(cores())) for run in runs]
+def one_by_one(runs: Sequence[PlannedRun], make_observer: MakeObserver) -> list[str | None]:
+    """The `Runner` that carries out one run after the other, in this process."""
+    return [carry_out(run, make_observer(run), len(cores())) for run in runs]
 
 
-def carry_out(run: PlannedRun, shown: Observer, cores: int) -> RunFailure | None:
-    """Begin or continue one run here.
+def carry_out(run: PlannedRun, shown: Observer, cores: int) -> str | None:
+    """Begin or continue one run here; returns why it failed.
 
     Args:
         run: to carry out.
@@ -130,17 +118,17 @@ def carry_out(run: PlannedRun, shown: Observer, cores: int) -> RunFailure | None
         forget_failure(run.folder)
         resume(_with_threads(run, cores), run.folder, lambda _config, _step: [_Open(shown)])
     except Exception as error:  # whatever it is, the other runs continue
-        failure = RunFailure(kind=type(error).__name__, why=str(error).strip() or repr(error))
+        kind, why = type(error).__name__, str(error).strip() or repr(error)
         # After a ConfigurationError the folder may belong to another process, which writes there.
         if not isinstance(error, ConfigurationError):
-            note_failure(run.folder, failure.kind, failure.why)
+            note_failure(run.folder, kind, why)
         if not isinstance(error, ThinwireError):  # whose message has the remedy
             with suppress(OSError):  # a full disk may be what went wrong
                 run.log.parent.mkdir(parents=True, exist_ok=True)
                 with run.log.open("a", encoding="utf-8") as file:
                     traceback.print_exception(error, file=file)
-        shown.fail(run.failed(failure))
-        return failure
+        shown.fail(run.failed(f"{kind}: {why}"))
+        return f"{kind}: {why}"
     finally:
         shown.close()
     return None
@@ -176,6 +164,42 @@ def _with_threads(run: PlannedRun, cores: int) -> TrainConfig:
 # -- the missing runs ------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComparisonRow:
+    """One variant and the status of its runs.
+
+    Args:
+        spec: the variant, with the rates that a search chose.
+        statuses: of its runs, by seed.
+    """
+
+    spec: VariantSpec
+    statuses: Mapping[int, RunStatus]
+
+    def by_folder(self) -> dict[str, RunStatus]:
+        """Status of the runs, by the name of their folder."""
+        return {self.spec.folder(seed): status for seed, status in self.statuses.items()}
+
+    @property
+    def variant(self) -> Variant | None:
+        """The row's finished runs; None if none has finished."""
+        runs = [status.run for status in self.statuses.values() if status.run is not None]
+        if not runs:
+            return None
+        return Variant(label=self.spec.label, runs=tuple(sorted(runs, key=lambda run: run.seed)))
+
+    @property
+    def loss(self) -> Estimate | None:
+        """Mean validation loss; None without finished runs."""
+        return estimate(self.losses) if self.losses else None
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """Validation loss of the finished runs, by seed."""
+        found = self.statuses.items()
+        return {seed: s.run.summary.val_loss for seed, s in found if s.run is not None}
+
+
 @dataclass(eq=False)  # what it knows grows
 class ExperimentRunner:
     """Variants times seeds, carried out until each has a result or a reason for having none.
@@ -186,6 +210,8 @@ class ExperimentRunner:
         runner: carries the runs out.
         make_observer: makes the observer of a run.
         note_planned: receives the runs before any of them begins.
+
+    `statuses` has the status of all runs so far.
     """
 
     experiment: Experiment
@@ -193,57 +219,60 @@ class ExperimentRunner:
     runner: Runner
     make_observer: MakeObserver
     note_planned: NotePlanned | None = None
-    known: set[str] = dataclasses.field(init=False, default_factory=set)
-    _first: PlannedRun | None = dataclasses.field(init=False, default=None)
-    _ground: Mapping[str, str] | None = dataclasses.field(init=False, default=None)
+    statuses: dict[RunKey, RunStatus] = field(init=False, default_factory=dict[RunKey, RunStatus])
+    _runs: dict[RunKey, PlannedRun] = field(init=False, default_factory=dict[RunKey, PlannedRun])
+    _ground: Mapping[str, str] | None = field(init=False, default=None)
 
-    def complete(self, keys: Sequence[RunKey]) -> dict[RunKey, RunStatus]:
-        """Carry out what is missing of `keys`, and return the status of each after that.
+    def complete(self, keys: Sequence[RunKey]) -> None:
+        """Carry out what is missing of `keys`, and set the status of each after that.
 
         Raises:
             ConfigurationError: values that do not fit, or runs that cannot be compared; nothing has
                 run then.
         """
-        runs = self._plan(keys)
-        statuses = {key: status_of(run.folder, run.config.describe()) for key, run in runs.items()}
+        runs = {(spec, seed): self._planned(spec, seed) for spec, seed in keys}
+        self._runs |= runs
+        check_comparable({run.title: run.config.describe() for run in self._runs.values()})
+        statuses = {key: _status(run) for key, run in runs.items()}
         missing = [key for key, status in statuses.items() if status.state in _TO_DO]
         if self.note_planned is not None:
             self.note_planned([(runs[key], status) for key, status in statuses.items()])
-        failures = self.runner.carry_out([runs[key] for key in missing], self._begin)
+        failures = self.runner([runs[key] for key in missing], self._begin)
         for key, failure in zip(missing, failures, strict=True):
-            statuses[key] = status_of(runs[key].folder, runs[key].config.describe())
+            statuses[key] = _status(runs[key])
             if failure is not None and statuses[key].state not in _NOTED:
-                statuses[key] = RunStatus(state=RunState.FAILED, why=str(failure))
-        return self._of_one_ground(statuses)
+                statuses[key] = RunStatus(state=RunState.FAILED, why=failure)
+        self.statuses |= self._of_one_ground(statuses)
 
-    def _begin(self, run: PlannedRun) -> Observer:
-        # Not earlier: runs that a runner refuses leave no folder.
-        note_planned_runs(self.out, self.known, is_over=False)
-        return self.make_observer(run)
+    def row(self, spec: VariantSpec) -> ComparisonRow:
+        """A variant and the status of its runs so far."""
+        found = {seed: status for (own, seed), status in self.statuses.items() if own == spec}
+        return ComparisonRow(spec=spec, statuses=found)
+
+    def note(self, *, is_over: bool) -> None:
+        """Note in `out` which runs there are."""
+        note_planned_runs(self.out, self._known(), is_over=is_over)
 
     def unrelated(self) -> dict[str, RunStatus]:
         """Folders of runs that no call of `complete` asked for."""
-        if self._first is None:
-            return {}
-        return unrelated_runs(self.out, self.known, self._first.config.describe())
+        first = next(iter(self._runs.values()))
+        return unrelated_runs(self.out, self._known(), first.config.describe())
 
-    def _plan(self, keys: Sequence[RunKey]) -> dict[RunKey, PlannedRun]:
-        runs: dict[RunKey, PlannedRun] = {}
-        for spec, seed in keys:
-            folder = spec.folder(seed)
-            rates = "".join(f" {name}={value}" for name, value in spec.searched)
-            runs[spec, seed] = PlannedRun(
-                title=f"{spec.label}{rates} seed {seed}",
-                folder=self.out / folder,
-                config=configure(self.experiment, spec, seed),
-            )
-            self.known.add(folder)
-        planned = list(runs.values())
-        self._first = self._first or next(iter(planned), None)
-        if self._first is not None:
-            compared = {run.title: run.config.describe() for run in [self._first, *planned]}
-            check_comparable(compared)
-        return runs
+    def _begin(self, run: PlannedRun) -> Observer:
+        # Not earlier: runs that a runner refuses leave no folder.
+        self.note(is_over=False)
+        return self.make_observer(run)
+
+    def _known(self) -> set[str]:
+        return {run.folder.name for run in self._runs.values()}
+
+    def _planned(self, spec: VariantSpec, seed: int) -> PlannedRun:
+        rates = "".join(f" {name}={value}" for name, value in spec.searched_texts())
+        return PlannedRun(
+            title=f"{spec.label}{rates} seed {seed}",
+            folder=self.out / spec.folder(seed),
+            config=configure(self.experiment, spec, seed),
+        )
 
     def _of_one_ground(self, statuses: dict[RunKey, RunStatus]) -> dict[RunKey, RunStatus]:
         """`statuses`, with runs of another corpus or size than the majority set apart."""
@@ -255,3 +284,7 @@ class ExperimentRunner:
                 why = differences(ground, self._ground)
                 statuses[key] = RunStatus(state=RunState.UNRELATED, why=why)
         return statuses
+
+
+def _status(run: PlannedRun) -> RunStatus:
+    return status_of(run.folder, run.config.describe())
