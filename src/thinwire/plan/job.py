@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from thinwire.errors import check, check_whole
+from thinwire.errors import check
 from thinwire.method import Method
 from thinwire.outer import GradientAveraging
 from thinwire.plan.compute import Compute
@@ -13,7 +13,6 @@ from thinwire.plan.shape import Shape
 from thinwire.plan.simulate import Scenario
 from thinwire.plan.traffic import Traffic, traffic
 
-# A plan goes through the steps of a round and the workers one by one.
 _LARGEST: Final = {"workers": 100_000, "sync_every": 100_000}
 _GB, _MILLION = 10**9, 10**6
 SIGN_OF_LIFE_S: Final = 10 / 3
@@ -103,8 +102,13 @@ class Job:
 
     def __post_init__(self) -> None:
         for name in ("workers", "sync_every", "tokens_per_step", "tokens"):
-            if (value := getattr(self, name)) is not None:
-                check_whole(name, value, most=_LARGEST.get(name, math.inf))
+            value: int | None = getattr(self, name)
+            what, largest = f"plan with {name}={value}", _LARGEST.get(name, math.inf)
+            because, do = "it must be at least 1", f"pass {name} >= 1"
+            check(value is None or value >= 1, what, because=because, do=do)
+            because = "a plan goes through the steps of a round and the workers one by one, and "
+            do = f"pass {name} <= {largest}"
+            check(value is None or value <= largest, what, because=f"{because}would not end", do=do)
         what = f"plan for {self.tokens} tokens"
         because = "the number of steps depends on how many of them a worker takes in each"
         do = "pass tokens_per_step as well"
