@@ -18,7 +18,12 @@ from pathlib import Path
 from typing import Any
 
 # Some of it is read when a library is loaded.
-ENVIRONMENT = {"RUST_LOG": "error", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+ENVIRONMENT = {
+    "RUST_LOG": "error",
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "passive",  # as the command line has it
+    "HF_HUB_OFFLINE": "1",
+}
 
 
 def context() -> Any:

@@ -141,11 +141,6 @@ def test_variables_of_earlier_versions_name_their_address(variables, address, mo
         connect()
 
 
-def test_the_name_of_earlier_versions_is_an_alias() -> None:
-    with pytest.warns(DeprecationWarning, match=r"tw\.connect"):
-        assert tw.transport.default_transport is connect
-
-
 def test_a_token_in_an_address_is_that_of_the_environment_or_none_is_used(monkeypatch) -> None:
     text = "hub://a-secret-of-many@10.9.0.1:29600/first"
     monkeypatch.setenv("THINWIRE_TOKEN", SECRET)

@@ -533,3 +533,12 @@ def test_the_address_is_by_default_that_of_the_environment(monkeypatch, capsys, 
         monkeypatch.delenv("THINWIRE_AT")
         assert main([command]) == 1
         assert "THINWIRE_AT is not set" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("given", "policy"), [(None, "passive"), ("active", "active")])
+def test_threads_of_openmp_do_not_spin_unless_they_are_told_to(monkeypatch, given, policy) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")  # so that it is restored
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    assert main(["no command"]) == 2
+    assert os.environ["OMP_WAIT_POLICY"] == policy

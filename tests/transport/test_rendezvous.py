@@ -10,7 +10,9 @@ import torch
 import thinwire as tw
 from processes import free_port, run_workers
 from thinwire.testing.transports import check_worker, gathered
-from thinwire.transport import Rendezvous
+from thinwire.transport import Rendezvous, RoundTag
+
+TAG = RoundTag(what="x", round=1)
 
 
 def meet(port: int, count: int, **fields) -> list[Rendezvous]:
@@ -32,6 +34,9 @@ def test_workers_that_met_keep_the_contract(workers: int) -> None:
         list(threads.map(check_worker, transports))
     for transport in transports:
         transport.close()
+        if workers > 1:
+            with pytest.raises(tw.ExchangeError, match="x in round 1; because its transport was"):
+                transport.run(gathered(torch.zeros(1), transport.rank, workers), TAG)
 
 
 def test_ranks_meet_their_counterparts() -> None:
@@ -43,9 +48,8 @@ def test_ranks_meet_their_counterparts() -> None:
         transport = Rendezvous(
             f"127.0.0.1:{port}", worker=worker, workers=2, rank=rank, ranks=2, timeout_s=20
         )
-        tag = tw.transport.RoundTag(what="x", round=1)
         payload = torch.tensor([10 * worker + rank], dtype=torch.uint8)
-        received = transport.run(gathered(payload, transport.rank, 2), tag).wait()
+        received = transport.run(gathered(payload, transport.rank, 2), TAG).wait()
         met.append(transport)
         return [int(p) for p in received]
 
@@ -158,10 +162,6 @@ def test_ranks_that_hold_different_things_are_refused() -> None:
         assert all("its ranks 0 and 1 hold other parameters" in each for each in told)
 
 
-def test_names_of_earlier_versions_say_what_replaced_them() -> None:
-    with pytest.raises(AttributeError, match=r"Elastic\(URL, run=NAME, workers=K"):
-        _ = tw.transport.Bucket
+def test_a_lighthouse_is_no_store() -> None:
     with pytest.raises(tw.ConfigurationError, match=r"cannot open the object store.*hub://TOKEN"):
         tw.transport.Elastic("10.9.0.1:29400", token="a secret of many characters")
-    with pytest.warns(DeprecationWarning, match="ElasticBucket is Elastic"):
-        assert tw.transport.ElasticBucket is tw.transport.Elastic

@@ -1,5 +1,6 @@
 """The command line: parse, call, print."""
 
+import os
 import sys
 from typing import Final
 
@@ -25,6 +26,9 @@ def main(arguments: list[str] | None = None) -> int:
     Args:
         arguments: without the program's name; default those of this process.
     """
+    # OpenMP reads it when torch is loaded. Its threads otherwise spin for milliseconds at every
+    # barrier, which takes the cores from other workers of this machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         # Here, because the core installs without what the commands need.
         from thinwire.cli.command import run
