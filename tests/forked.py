@@ -2,7 +2,7 @@
 
 A start takes milliseconds, and not three seconds of one of two cores. They are processes like any
 other: they can be killed, stopped and put into another network. What they do not show is how an
-interpreter begins and ends; tests of that start one (`processes.start_ranks`).
+interpreter begins and ends; tests of that start one (`processes.started`).
 """
 
 import multiprocessing

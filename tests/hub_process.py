@@ -1,5 +1,6 @@
 """`thinwire hub` as a real process, and what listens on its behalf."""
 
+import asyncio
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ from processes import free_port
 from s3_server import weed
 from thinwire.security.tls import run_authority
 from thinwire.security.token import Token
+from thinwire.transport.object_store import ObjectStore
 
 SECRET = "a/token@for tests, long enough"
 TOKEN = Token(SECRET)
@@ -80,6 +82,17 @@ def hub(folder: Path, *arguments: str, **options) -> Iterator[Hub]:
         yield started
     finally:
         started.kill()
+
+
+def put(store: ObjectStore, key: str, content: bytes, *, within_s: float = 30.0) -> bool:
+    until_s = time.monotonic() + within_s
+    payload = memoryview(content)
+    return asyncio.run(store.put(key, payload, until_s, lambda there: bytes(there) == content))
+
+
+def got(store: ObjectStore, key: str) -> bytes | None:
+    found = asyncio.run(store.get(key, time.monotonic() + 30, nbytes=1))
+    return None if found is None else bytes(found)
 
 
 def parents() -> dict[int, int]:

@@ -67,10 +67,17 @@ def ended(processes: Sequence[Forked], *, timeout_s: float = 120) -> list[Forked
     return list(processes)
 
 
-def start_ranks(case: str, ranks: int, *, script: str = "ranks.py") -> list[subprocess.Popen]:
-    """Start `case` of `script` in `ranks` processes with an interpreter of their own."""
-    port, command = free_port(), [sys.executable, str(HERE / script), case]
-    return [start(command, **rank_environment(rank, ranks, port)) for rank in range(ranks)]
+@contextlib.contextmanager
+def started(case: str, ranks: int) -> Iterator[list[subprocess.Popen]]:
+    """`case` of ranks.py in `ranks` processes with an interpreter of their own."""
+    port, command = free_port(), [sys.executable, str(HERE / "ranks.py"), case]
+    processes = [start(command, **rank_environment(rank, ranks, port)) for rank in range(ranks)]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
 
 
 def run_ranks(

@@ -1,4 +1,4 @@
-"""Cases of ranks of test_transports.py: `python ranks.py CASE` with torchrun's variables set."""
+"""Cases of ranks of several tests: `python ranks.py CASE` with torchrun's variables set."""
 
 import contextlib
 import dataclasses
@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import thinwire as tw
 from thinwire.testing.transports import (
@@ -180,15 +181,6 @@ def threads_of_reduction(transport: Distributed) -> int:
     return seen[0][0]
 
 
-def mesh() -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-
-    whole = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "worker"))
-    transport = Distributed(whole["worker"])
-    print(dist.get_rank(), transport.rank, transport.world_size)
-    check_worker(transport)
-
-
 def fail_in_reduce() -> None:
     """Worker 0 cannot use what it gets, so the others wait for its result in vain."""
     transport = hasty()
@@ -347,7 +339,6 @@ def report(work) -> None:
 
 def ddp_groups() -> None:
     """Nine steps of DiLoCo by two workers of two ranks, each with its quarter of the batch."""
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.nn.parallel import DistributedDataParallel
 
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("worker", "shard"))
@@ -355,7 +346,9 @@ def ddp_groups() -> None:
     model = DistributedDataParallel(build_model(), process_group=inside.get_group())
     optimizer = adamw(model)
     method = tw.presets.diloco(sync_every=3, outer=OUTER)
-    transport = Distributed(mesh.get_group("worker"))
+    transport = Distributed(mesh["worker"])
+    check_worker(transport)
+    print(rank, transport.rank, transport.world_size)
     outer = tw.OuterLoop(model, optimizer, method, transport=transport)
     for step in range(9):
         descend(loss(model, step, rank, workers=4), optimizer)
@@ -374,6 +367,164 @@ def averaged_by_ddp() -> None:
     report(lambda: train_one(tw.presets.diloco(sync_every=2, outer=OUTER), 4, model=model))
 
 
+# -- many loops on one group -----------------------------------------------------------------------
+
+DELAYED = tw.presets.diloco(sync_every=2, overlap=tw.Delay(tau=1))
+LOOPS, LOOP_STEPS = 20, 6
+
+
+class InTheMiddleError(Exception):
+    """An error of a user's script."""
+
+
+def expected(loops: int, workers: int) -> list[str]:
+    """Digests after two rounds of loops whose models have different seeds."""
+    teams = [
+        Team(DELAYED, adamw, workers, model=lambda s=seed: build_model(s)) for seed in range(loops)
+    ]
+    return [team.train(LOOP_STEPS).loops[0].digest() for team in teams]
+
+
+class Loop:
+    """An outer loop and what it trains."""
+
+    def __init__(self, seed: int) -> None:
+        self.model = build_model(seed)
+        self.optimizer = adamw(self.model)
+        self.outer = tw.OuterLoop(self.model, self.optimizer, DELAYED, transport=Distributed())
+
+    def begin(self, step: int) -> None:
+        descend(
+            loss(self.model, step, dist.get_rank(), workers=dist.get_world_size()), self.optimizer
+        )
+        self.outer.begin()
+
+    def train(self, *, fails_at: int | None = None) -> str:
+        for step in range(LOOP_STEPS):
+            self.begin(step)
+            if step == fails_at:
+                raise InTheMiddleError
+            self.outer.finish()
+        return self.outer.digest()
+
+
+def one_after_another() -> None:
+    """Closed, dropped, or failed with an exchange under way, whose errors are kept."""
+    errors = []
+    for seed in range(LOOPS):
+        if seed % 4 == 3:
+            try:
+                Loop(seed).train(fails_at=3)
+            except InTheMiddleError as error:
+                errors.append(error)
+        loop = Loop(seed)
+        print(loop.train())
+        if seed % 2:
+            loop.outer.close()
+    dist.barrier()  # some exchanges are under way, which a rank that ends would break
+
+
+def at_once() -> None:
+    """No two ranks begin the exchanges of different loops in one order."""
+    loops = [Loop(seed) for seed in range(LOOPS)]
+    orders = [loops, loops[::-1], loops[14:] + loops[:14]]
+    order = orders[dist.get_rank()]
+    for step in range(LOOP_STEPS):
+        for loop in order:
+            loop.begin(step)
+        for loop in reversed(order):
+            loop.outer.finish()
+    for loop in loops:
+        print(loop.outer.digest())
+    dist.barrier()
+
+
+def exchanged(transport: Distributed, value: int) -> list[int]:
+    return [int(received) for received in begun(transport, value).wait()]
+
+
+def begun(transport: Distributed, value: int):
+    return gather(transport, torch.tensor([value], dtype=torch.uint8))
+
+
+def left_under_way() -> None:
+    """Rank 1 sends what no other rank asks for, and later transports exchange as much."""
+    rank, everyone = dist.get_rank(), range(dist.get_world_size())
+    left = Distributed()
+    exchanged(left, 100 + rank)
+    if rank == 1:
+        _pending = begun(left, 77)
+    del left
+    for number in range(LOOPS):
+        transport = Distributed()
+        for exchange in range(3):
+            found = exchanged(transport, (number + exchange + rank) % 70)
+            assert found == [(number + exchange + other) % 70 for other in everyone], found
+    print("done", flush=True)
+    dist.barrier()
+    os._exit(0)
+
+
+# -- ddp_group=: two workers of two ranks, except for the mistake of the case ----------------------
+
+TIMEOUT_S = 2
+
+
+def group_with_me(*groups: tuple[int, ...]):
+    """Make all `groups`, as every rank must; return the one with this rank."""
+    mine = None
+    for ranks in groups:
+        made = dist.new_group(list(ranks), timeout=datetime.timedelta(seconds=TIMEOUT_S))
+        mine = made if dist.get_rank() in ranks else mine
+    return mine
+
+
+def build(across, ddp_group) -> None:
+    dist.barrier()
+    started_s = time.perf_counter()
+    try:
+        tw.OuterLoop(
+            build_model(),
+            [],
+            tw.presets.diloco(sync_every=2),
+            transport=Distributed(across),
+            ddp_group=ddp_group,
+        )
+        print("built")
+    except tw.ThinwireError as error:
+        print(f"{type(error).__name__}: {error}")
+    print(time.perf_counter() - started_s)
+    dist.barrier()
+
+
+def across():
+    return group_with_me((0, 2), (1, 3))
+
+
+def inside():
+    return group_with_me((0, 1), (2, 3))
+
+
+def unless(group, others: bool):
+    """None where `others` holds; every rank makes the group."""
+    return None if others else group
+
+
+# What joins the workers, and a worker's ranks.
+GROUPS = {
+    "right": lambda: (across(), inside()),
+    "workers_group": lambda: (group := across(), group),
+    "all_ranks": lambda: (across(), dist.group.WORLD),
+    # The second worker passes what making the first one's group returned to it.
+    "not_in_group": lambda: (across(), dist.new_group([0, 1])),
+    "other_mesh": lambda: (across(), DeviceMesh("cpu", [0, 1])),
+    # The second rank of each worker believes that its worker is the only one.
+    "alone": lambda: (group_with_me((0, 2), (1,), (3,)), inside()),
+    "one_worker_undivided": lambda: (across(), unless(inside(), dist.get_rank() > 1)),
+    "first_ranks_only": lambda: (across(), unless(inside(), dist.get_rank() % 2 == 1)),
+}
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     if sys.argv[1] == "background":
@@ -381,6 +532,11 @@ if __name__ == "__main__":
         importlib.import_module("torch._dynamo")
     backend = "nccl" if sys.argv[1] == "on_gpus" else "gloo"
     dist.init_process_group(backend, timeout=datetime.timedelta(seconds=60))
-    (different if sys.argv[1] in DIFFERENT else globals()[sys.argv[1]])()
+    if sys.argv[1] in DIFFERENT:
+        different()
+    elif sys.argv[1] in GROUPS:
+        build(*GROUPS[sys.argv[1]]())
+    else:
+        globals()[sys.argv[1]]()
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -108,7 +108,7 @@ class Address:
                 check(workers is not None, what, because="it has no number of workers", do=do)
                 return cls(where, "", workers, worker)
             if scheme == "hub":
-                hub = import_module("thinwire.transport.hub_address").HubAddress.read(rest)
+                hub = import_module("thinwire.transport.address").HubAddress.read(rest)
                 place, run, secret = str(hub), hub.run, hub.secret
         except ConfigurationError as error:
             raise ConfigurationError(what, because=error.because, do=do) from error

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from hub_process import Hub, hub
-from thinwire.transport.hub_address import HubAddress
+from thinwire.transport.address import HubAddress
 from training import corpus, tiny
 
 __all__ = ["corpus", "running_fixture", "tiny"]

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from hub_process import TOKEN, Hub, listening, member_tls
+from hub_process import TOKEN, Hub, got, listening, member_tls, put
 from thinwire.errors import ExchangeError
-from thinwire.security.tls import hub_certificate, run_authority
+from thinwire.security.tls import hub_certificate
 from thinwire.security.token import Token
-from thinwire.transport import hub_address
-from thinwire.transport.hub_address import HubAddress, hub_keys
+from thinwire.transport import address
+from thinwire.transport.address import HubAddress, hub_keys
 from thinwire.transport.object_store import ObjectStore
 from thinwire.transport.sealed_objects import SealedObjects, bytes_tensor
 
@@ -28,24 +28,27 @@ OTHER = Token("another token of many characters")
 
 @pytest.fixture(name="victim")
 def victim_fixture(running: Hub) -> Hub:
-    store, until_s = ObjectStore(running.address, token=TOKEN), time.monotonic() + 30
-    weights = memoryview(b"weights")
-    assert asyncio.run(store.put("run/secret", weights, until_s, lambda there: there == weights))
+    assert put(ObjectStore(running.address, token=TOKEN), "run/secret", b"weights")
     return running
 
 
 def still_there(victim: Hub) -> bool:
-    store = ObjectStore(victim.address, token=TOKEN)
-    found = asyncio.run(store.get("run/secret", time.monotonic() + 30, nbytes=7))
-    return found is not None and bytes(found) == b"weights"
+    return got(ObjectStore(victim.address, token=TOKEN), "run/secret") == b"weights"
 
 
-def asked(victim: Hub, request: bytes, *, tls: ssl.SSLContext | None = None) -> bytes:
-    """The answer to the bytes of a request, over TLS that trusts the hub."""
+@contextlib.contextmanager
+def over_tls(victim: Hub):
+    """A connection over TLS that trusts the hub."""
     with (
         socket.create_connection(("127.0.0.1", victim.port), timeout=20) as raw,
-        (tls or member_tls()).wrap_socket(raw, server_hostname="127.0.0.1") as connection,
+        member_tls().wrap_socket(raw, server_hostname="127.0.0.1") as connection,
     ):
+        yield connection
+
+
+def asked(victim: Hub, request: bytes) -> bytes:
+    """The answer to the bytes of a request."""
+    with over_tls(victim) as connection:
         connection.sendall(request)
         answer = b""
         while more := connection.recv(65536):
@@ -63,20 +66,11 @@ def request(line: str, *headers: str, body: bytes = b"") -> bytes:
 @pytest.mark.parametrize(
     "line",
     [
-        "GET /",
-        "GET /thinwire?list-type=2",
-        "GET /thinwire/run/secret",
-        "HEAD /thinwire/run/secret",
-        "PUT /thinwire/run/secret",
-        "PUT /thinwire/new",
-        "POST /thinwire?delete",
-        "POST /thinwire/new?uploads",
-        "DELETE /thinwire/run/secret",
-        "DELETE /thinwire",
-        "PUT /other",
-        "PUT /thinwire?policy",
-        "POST /?Action=CreateUser&UserName=a",
-        "GET /buckets/thinwire/run/secret",
+        *("GET /", "GET /thinwire?list-type=2", "GET /thinwire/run/secret"),
+        *("HEAD /thinwire/run/secret", "PUT /thinwire/run/secret", "PUT /thinwire/new"),
+        *("POST /thinwire?delete", "POST /thinwire/new?uploads", "PUT /thinwire?policy"),
+        *("DELETE /thinwire/run/secret", "DELETE /thinwire", "PUT /other"),
+        *("POST /?Action=CreateUser&UserName=a", "GET /buckets/thinwire/run/secret"),
         "GET /thinwire/../thinwire/run/secret",
     ],
 )
@@ -101,10 +95,10 @@ def test_keys_of_another_token_are_refused_even_by_who_trusts_the_hub(victim: Hu
 
 
 def test_a_worker_gets_no_other_bucket(victim: Hub, monkeypatch) -> None:
-    monkeypatch.setattr(hub_address, "BUCKET", "other")
+    monkeypatch.setattr(address, "BUCKET", "other")
     store = ObjectStore(victim.address, token=TOKEN)
     with pytest.raises(ExchangeError, match="keys that may put"):
-        asyncio.run(store.put("x", memoryview(b"1"), time.monotonic() + 10, lambda _: False))
+        put(store, "x", b"1", within_s=10)
 
 
 def test_a_client_refuses_a_server_without_the_runs_authority() -> None:
@@ -175,8 +169,7 @@ def test_a_recorded_put_is_refused_where_something_is_and_cannot_be_changed(vict
         assert re.match(rb"HTTP/1\.1 4(00|03|12) ", asked(victim, changed)), changed
     elsewhere = put.replace(b"/thinwire/run/roll", b"/thinwire/run/rolX")
     assert asked(victim, elsewhere).startswith(b"HTTP/1.1 403 ")
-    store = ObjectStore(victim.address, token=TOKEN)
-    assert bytes(asyncio.run(store.get("run/roll", time.monotonic() + 9, nbytes=9))) == body
+    assert got(ObjectStore(victim.address, token=TOKEN), "run/roll") == body
 
 
 def test_a_recorded_put_with_another_body_does_not_open(victim: Hub) -> None:
@@ -196,7 +189,7 @@ def test_a_recorded_report_can_be_put_back_for_a_quarter_of_an_hour(victim: Hub)
     asyncio.run(store.replace("run/call", memoryview(b"newer"), until_s))
     # Not by a listener, who sees nothing of a request: by who records inside of TLS.
     assert asked(victim, older).startswith(b"HTTP/1.1 200 ")
-    assert bytes(asyncio.run(store.get("run/call", until_s, nbytes=5))) == b"older"
+    assert got(store, "run/call") == b"older"
 
 
 def test_an_upload_without_keys_is_thrown_away_as_it_comes(victim: Hub) -> None:
@@ -204,10 +197,7 @@ def test_an_upload_without_keys_is_thrown_away_as_it_comes(victim: Hub) -> None:
     head = (
         b"PUT /thinwire/huge HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000000000000\r\n\r\n"
     )
-    with (
-        socket.create_connection(("127.0.0.1", victim.port), timeout=20) as raw,
-        member_tls().wrap_socket(raw, server_hostname="127.0.0.1") as connection,
-    ):
+    with over_tls(victim) as connection:
         connection.sendall(head)
         for _ in range(256):
             connection.sendall(bytes(1 << 20))
@@ -257,7 +247,7 @@ def test_loopback_ports_give_nothing_to_other_users_of_the_machine(victim: Hub) 
     attempts = [request(f"{method} {name}") for method in ("GET", "DELETE") for name in names]
     attempts += [request(f"PUT /{n},0f0000000a", body=b"mine") for n in (1, 2)]
     attempts.append(HTTP2)
-    stranger = ssl.create_default_context(cadata=run_authority(TOKEN).decode())
+    stranger = member_tls()
     stranger.set_alpn_protocols(["h2"])
     ports = {port for _, port in listening(victim.process.pid)} - {victim.port}
     without_certificate = list[int]()

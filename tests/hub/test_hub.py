@@ -15,25 +15,15 @@ from urllib.parse import quote
 import pytest
 
 import thinwire as tw
-from hub_process import SECRET, TOKEN, Hub, hub, is_loopback, listening, parents
+from hub_process import SECRET, TOKEN, Hub, got, hub, is_loopback, listening, parents, put
+from processes import until
 from thinwire.address import Address
 from thinwire.cli import main
 from thinwire.cli.flags import read_address
 from thinwire.cli.hub import _claim
 from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout
-from thinwire.transport.hub_address import HubAddress
+from thinwire.transport.address import HubAddress
 from thinwire.transport.object_store import ObjectStore
-
-
-def put(store: ObjectStore, key: str, content: bytes, *, within_s: float = 30.0) -> bool:
-    until_s = time.monotonic() + within_s
-    payload = memoryview(content)
-    return asyncio.run(store.put(key, payload, until_s, lambda there: bytes(there) == content))
-
-
-def got(store: ObjectStore, key: str) -> bytes | None:
-    found = asyncio.run(store.get(key, time.monotonic() + 30, nbytes=1))
-    return None if found is None else bytes(found)
 
 
 def test_the_printed_address_opens_a_store_that_writes_once(running: Hub, monkeypatch) -> None:
@@ -114,15 +104,9 @@ def test_a_killed_hub_takes_its_server_along_and_a_signal_while_it_starts_ends_i
     started = Hub(tmp_path).start()
     server = started.weed()
     started.kill()
-    until_s = time.monotonic() + 10
-    while server in parents() and time.monotonic() < until_s:
-        time.sleep(0.05)
-    assert server not in parents()
+    until(lambda: server not in parents())
     started.start(wait=False)
-    until_s = time.monotonic() + 30
-    while started.process.pid not in parents().values():  # it has no server yet
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
+    until(lambda: started.process.pid in parents().values())  # it has a server
     assert started.end(signal.SIGTERM) == 0, started.text()
     assert started.process.pid not in parents().values()
 
@@ -258,14 +242,7 @@ def test_addresses_are_read_and_their_token_is_kept_out_of_sight(monkeypatch) ->
     transport = tw.transport.Elastic(whole)
     assert (transport.url, transport.run_name) == ("hub://[::1]:29600", "first")
     assert tw.transport.Elastic(whole, run="second").run_name == "second"
-    for wrong in (
-        "hub://",
-        "hub://h",
-        "hub://h:1/a/b",
-        "hub://a@b@h:1",
-        "hub://h:70000",
-        whole[:-6],
-    ):
+    for wrong in ("hub://", "hub://h:1/a/b", "hub://a@b@h:1", "hub://h:70000", whole[:-6]):
         with pytest.raises(ConfigurationError) as refused:
             tw.transport.Elastic(wrong)
         assert "se%2F" not in str(refused.value)

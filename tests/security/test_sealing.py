@@ -57,21 +57,12 @@ def test_a_changed_bit_another_length_and_a_cut_are_found(at: int) -> None:
     assert Sealer(TOKEN).open(torch.cat([sealed, sealed[:1]]), PLACE) is None
 
 
-@pytest.mark.parametrize(
-    ("opener", "place"),
-    [
-        (Sealer(Token("another secret of many")), PLACE),
-        (Sealer(TOKEN, "another run"), PLACE),
-        (Sealer(TOKEN), place_of("fragment 0", 4, "gather", 0)),
-        (Sealer(TOKEN), place_of("fragment 0", 3, "gather", 1)),
-        (Sealer(TOKEN), b""),
-    ],
-    ids=["token", "run", "round", "sender", "no place"],
-)
-def test_it_opens_nowhere_else(opener: Sealer, place: bytes) -> None:
+def test_it_opens_nowhere_else() -> None:
     sealed = Sealer(TOKEN).seal(payload_of(99), PLACE)
     assert Sealer(TOKEN).open(sealed, PLACE) is not None
-    assert opener.open(sealed, place) is None
+    assert Sealer(Token("another secret of many")).open(sealed, PLACE) is None
+    assert Sealer(TOKEN, "another run").open(sealed, PLACE) is None
+    assert Sealer(TOKEN).open(sealed, PLACE[:-1]) is None
 
 
 def test_places_of_other_parts_are_other_bytes() -> None:

@@ -1,24 +1,29 @@
 """Objects in memory, in a folder, and on a real S3 server that makes mistakes."""
 
 import asyncio
-import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import closing
 from pathlib import Path
+from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+pytest.importorskip("obstore")
 
 import thinwire as tw
 from forked import Forked
 from processes import ended, free_port, promptly
 from s3_server import Proxy, options_of, s3_fixture  # noqa: F401 - the fixture
+from thinwire.errors import ExchangeError, ExchangeTimeout
 from thinwire.transport import object_store
-from thinwire.transport.object_store import ObjectStore, together
-
-pytest.importorskip("obstore")
+from thinwire.transport.object_store import ObjectStore, now_s, together
+from virtual_time import StoreFaults, VirtualLoop, VirtualStore
 
 
 def on_put(answer: str) -> Callable[[int, str], str]:
@@ -53,9 +58,7 @@ def there_and_back(store: ObjectStore, count: int) -> None:
 @pytest.mark.parametrize("fault", ["503", "500", "409", "cut", "lost", "half"])
 def test_what_fails_in_passing_changes_nothing(s3, fault: str) -> None:
     """Every third request, of all kinds."""
-    with contextlib.closing(
-        Proxy(s3, lambda count, line: fault if count % 3 == 0 else "")
-    ) as proxy:
+    with closing(Proxy(s3, lambda count, line: fault if count % 3 == 0 else "")) as proxy:
         store = ObjectStore(f"s3://run/fault-{fault}", options_of(proxy.endpoint))
         there_and_back(store, 8)
         assert len(proxy.faults) > 5
@@ -66,15 +69,11 @@ def test_what_fails_in_passing_changes_nothing(s3, fault: str) -> None:
 
 @pytest.mark.slow
 def test_silence_is_broken_off_and_asked_again_and_slowness_is_not(s3, monkeypatch) -> None:
-    with contextlib.closing(
-        Proxy(s3, lambda count, line: "late" if count % 7 == 0 else "")
-    ) as proxy:
+    with closing(Proxy(s3, lambda count, line: "late" if count % 7 == 0 else "")) as proxy:
         there_and_back(ObjectStore("s3://run/slow", options_of(proxy.endpoint)), 5)
         assert "late" in proxy.faults
     monkeypatch.setattr(object_store, "_REQUEST_S", 0.3)
-    with contextlib.closing(
-        Proxy(s3, lambda count, line: "late" if count in (1, 2) else "")
-    ) as proxy:
+    with closing(Proxy(s3, lambda count, line: "late" if count in (1, 2) else "")) as proxy:
         store = ObjectStore("s3://run/silent", options_of(proxy.endpoint))
         there_and_back(store, 5)
         assert store.requests.retries >= 2
@@ -83,35 +82,28 @@ def test_silence_is_broken_off_and_asked_again_and_slowness_is_not(s3, monkeypat
 def test_a_store_that_is_gone_is_an_error_within_the_timeout(caplog) -> None:
     store = ObjectStore("s3://run/gone", options_of(f"http://127.0.0.1:{free_port()}"))
     wanted = r"s3://run/gone; because .*; do: see that"
-    with promptly(30), pytest.raises(tw.errors.ExchangeTimeout, match=wanted):
+    with promptly(30), pytest.raises(ExchangeTimeout, match=wanted):
         write(store, "a-run/x", timeout_s=1.0)
     assert "still trying to write a-run/" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("url", "fault", "timeout_s", "error", "word"),
+    ("url", "fault", "keys", "error", "word"),
     [
         # As of another region, or of an endpoint that is no store's.
-        ("run", lambda *_: "400", 20, tw.ExchangeError, "the URL, the endpoint, the region"),
-        ("run", lambda *_: "301", 20, tw.ExchangeError, "the URL, the endpoint, the region"),
-        ("run/x", on_put("409"), 2, tw.errors.ExchangeTimeout, "says that it is there and has"),
-        ("absent", on_put("404"), 20, tw.ExchangeError, "create the bucket, or correct its name"),
+        ("run", lambda *_: "400", {}, ExchangeError, "the URL, the endpoint, the region"),
+        ("run", lambda *_: "301", {}, ExchangeError, "the URL, the endpoint, the region"),
+        ("run/x", on_put("409"), {}, ExchangeTimeout, "says that it is there and has"),
+        ("absent", on_put("404"), {}, ExchangeError, "create the bucket, or correct its name"),
+        ("run", on_put(""), {"key": "reader"}, ExchangeError, r"403 .* do: pass keys that may put"),
+        ("run", on_put(""), {"secret": "wrong"}, ExchangeError, "403 .* do: pass keys"),
     ],
 )
-def test_a_store_that_refuses_is_an_error_in_time(s3, url, fault, timeout_s, error, word) -> None:
-    with (
-        contextlib.closing(Proxy(s3, fault)) as proxy,
-        promptly(30),
-        pytest.raises(error, match=word),
-    ):
-        write(ObjectStore(f"s3://{url}", options_of(proxy.endpoint)), "a-run/x", b"a", timeout_s)
-
-
-def test_keys_that_may_not_write_are_an_error_at_once(s3) -> None:
-    for options in (options_of(s3, key="reader"), options_of(s3, secret="wrong")):
-        wanted = r"403 .* do: pass keys that may put"
-        with promptly(30), pytest.raises(tw.ExchangeError, match=wanted):
-            write(ObjectStore("s3://run/reader", options), "a-run/x")
+def test_a_store_that_refuses_is_an_error_in_time(s3, url, fault, keys, error, word) -> None:
+    with closing(Proxy(s3, fault)) as proxy, promptly(30):
+        store = ObjectStore(f"s3://{url}", options_of(proxy.endpoint, **keys))
+        with pytest.raises(error, match=word):
+            write(store, "a-run/x", b"a", 2 if error is ExchangeTimeout else 40)
 
 
 def test_a_full_disk_is_an_error_at_once_and_leaves_nothing_half_visible(tmp_path: Path) -> None:
@@ -139,7 +131,7 @@ def test_a_folder_that_may_not_be_written_is_an_error_at_once(tmp_path: Path) ->
         (tmp_path / "a-run").write_text("in the way")
     else:
         tmp_path.chmod(0o500)
-    with promptly(30), pytest.raises(tw.ExchangeError, match="cannot write a-run/"):
+    with promptly(30), pytest.raises(ExchangeError, match="cannot write a-run/"):
         write(ObjectStore(f"file://{tmp_path}"), "a-run/x")
 
 
@@ -178,6 +170,103 @@ def test_a_store_that_pays_no_heed_to_conditions_is_refused(monkeypatch) -> None
         return await honest(into, key, payload, mode="overwrite", **more)
 
     monkeypatch.setattr(store._obstore, "put_async", heedless)
-    with pytest.raises(tw.ExchangeError, match="in place of another one"):
+    with pytest.raises(ExchangeError, match="in place of another one"):
         asyncio.run(store.check_put_if_absent("r/check", time.monotonic() + 10))
     assert asyncio.run(store.sizes("", time.monotonic() + 10)) == {}
+
+
+# -- keys that a store accepted before and refuses now, or with another time -----------------------
+
+
+async def get(store: ObjectStore, within_s: float) -> None:
+    assert await store.get("nothing", time.monotonic() + within_s, nbytes=1) is None
+
+
+@pytest.mark.parametrize("status", ["401", "403"])
+def test_keys_are_refused_at_once_only_before_they_were_accepted(s3, caplog, status) -> None:
+    refused = [True]
+    with closing(Proxy(s3, lambda number, line: status if refused[0] else "")) as proxy:
+        store = ObjectStore("s3://run", options_of(proxy.endpoint))
+
+        async def renewed() -> None:
+            refused[0] = True
+            waiting = asyncio.ensure_future(get(store, 30))
+            await asyncio.sleep(1)
+            assert not waiting.done()
+            refused[0] = False
+            await waiting
+
+        begin_s = time.monotonic()
+        with pytest.raises(ExchangeError, match="pass keys that may put") as caught:
+            asyncio.run(get(store, 30))
+        assert not isinstance(caught.value, ExchangeTimeout)
+        assert time.monotonic() - begin_s < 25
+        refused[0] = False
+        asyncio.run(get(store, 30))
+        asyncio.run(renewed())
+        assert sum("still trying" in each.message for each in caplog.records) == 1
+        refused[0] = True
+        with pytest.raises(ExchangeTimeout, match=rf"{status} .*<Code>.*this clock is right"):
+            asyncio.run(get(store, 1))
+
+
+# -- objects that are waited for are requested when they appear ------------------------------------
+
+
+@pytest.fixture
+def loop() -> Iterator[VirtualLoop]:
+    loop = VirtualLoop(Random(1))
+    yield loop
+    loop.close()
+
+
+def run(loop: VirtualLoop, store: ObjectStore, work: Coroutine[Any, Any, Any]) -> Any:
+    store._store = SimpleNamespace(late_s=lambda key: 0.0)
+    store._obstore = VirtualStore(loop, Random(2), StoreFaults(), lambda key, raw: None)
+    return loop.run_until_complete(work)
+
+
+def test_objects_that_come_sooner_again_are_found_sooner_again(loop) -> None:
+    """A wait that ends with the first request does not show when the object appeared."""
+    store, absent_s = ObjectStore("memory://"), deque[float](maxlen=5)
+
+    async def wait(key: str, after_s: float) -> tuple[float, int]:
+        async def come() -> None:
+            await asyncio.sleep(after_s)
+            await store.put(key, memoryview(b"a"), now_s() + 10, lambda _: True)
+
+        began_s, polls, coming = now_s(), store.requests.polls, asyncio.ensure_future(come())
+        found = await store.get_all({1: key}, timeout_s=10, nbytes=1, absent_s=absent_s)
+        took_s = now_s() - began_s
+        await coming
+        assert bytes(found[1]) == b"a"
+        return took_s, store.requests.polls - polls
+
+    async def rounds() -> None:
+        _, unknown = await wait("first", 1.0)
+        _, polls = await wait("second", 1.0)
+        assert polls < unknown
+        sooner_s, polls = await wait("third", 0.05)
+        assert polls == 1
+        assert absent_s[-1] < 0.05
+        took_s, _ = await wait("fourth", 0.05)
+        assert took_s < 0.5 < sooner_s
+
+    run(loop, store, rounds())
+
+
+def test_a_worker_that_is_lost_is_waited_for_no_longer(loop) -> None:
+    store, absent_s = ObjectStore("memory://"), deque[float](maxlen=5)
+
+    async def lost(workers: object) -> set[int]:
+        return {2}
+
+    async def wait() -> dict[int, memoryview]:
+        await store.put("a", memoryview(b"a"), now_s() + 10, lambda _: True)
+        keys = {1: "a", 2: "b"}
+        found = await store.get_all(keys, timeout_s=60, nbytes=1, absent_s=absent_s, lost=lost)
+        assert now_s() < 10
+        return found
+
+    assert list(run(loop, store, wait())) == [1]
+    assert not absent_s  # it tells nothing of the next round

@@ -5,9 +5,9 @@ import torch.distributed as dist
 
 import thinwire as tw
 from processes import run_ranks
-from replicated_ranks import TIMEOUT_S
+from ranks import TIMEOUT_S
 from thinwire.transport import in_process
-from thinwire.transport.gloo_group import gloo_group
+from thinwire.transport.gloo import gloo_group
 from thinwire.transport.replicated import ReplicatedRanks
 
 SEVERAL_WORKERS = r"MismatchError: .* its rank 0 is worker 0 of 2 and its rank 1 is worker 1 of 2"
@@ -34,7 +34,7 @@ UNMATCHED = r"Exchange.*: .* not every rank of the group passed it as ddp_group"
     ],
 )
 def test_a_ddp_group_is_taken_or_refused_on_every_rank(case: str, patterns: list[str]) -> None:
-    processes = run_ranks(case, 4, script="replicated_ranks.py", timeout_s=60)
+    processes = run_ranks(case, 4, timeout_s=60)
     for process, pattern in zip(processes, patterns, strict=True):
         assert process.returncode == 0, process.stdout + process.stderr
         *said, seconds = process.stdout.splitlines()
@@ -42,17 +42,8 @@ def test_a_ddp_group_is_taken_or_refused_on_every_rank(case: str, patterns: list
         assert float(seconds) < 10 + 3 * TIMEOUT_S
 
 
-@pytest.mark.parametrize(
-    "group",
-    [[0, 1], "worker", 3, dist.group, dist.GroupMember.NON_GROUP_MEMBER],
-    ids=["ranks", "a name", "a number", "a class", "what a rank outside gets"],
-)
-def test_what_is_no_group_is_refused(group) -> None:
-    with pytest.raises(tw.ConfigurationError, match=r"ranks of ddp_group; because .*do: pass"):
-        ReplicatedRanks(in_process(1)[0], group)
-
-
-def test_a_group_that_torch_does_not_know_is_refused() -> None:
-    group = gloo_group(dist.HashStore(), 0, 1, host="127.0.0.1", timeout_s=5)
-    with pytest.raises(tw.ConfigurationError, match=r"is no process group of torch\.distributed"):
-        ReplicatedRanks(in_process(1)[0], group)
+def test_what_is_no_group_is_refused() -> None:
+    unknown = gloo_group(dist.HashStore(), 0, 1, host="127.0.0.1", timeout_s=5)
+    for group in ([0, 1], "worker", dist.group, dist.GroupMember.NON_GROUP_MEMBER, unknown):
+        with pytest.raises(tw.ConfigurationError, match=r"is no process group of torch.*do: pass"):
+            ReplicatedRanks(in_process(1)[0], group)

@@ -76,8 +76,7 @@ class HubCommand:
         say(console, "stopped")
 
     async def _run(self, console: Console) -> None:
-        from thinwire.transport.address import reachable_host, split_address
-        from thinwire.transport.hub_address import HubAddress
+        from thinwire.transport.address import HubAddress, reachable_host, split_address
 
         weed = shutil.which("weed", path=sysconfig.get_path("scripts")) or shutil.which("weed")
         check(
@@ -176,7 +175,7 @@ class HubCommand:
         each other by the certificate: other users of this machine reach their ports, too.
         """
         from thinwire.security.tls import hub_certificate, run_authority
-        from thinwire.transport.hub_address import BUCKET, hub_keys
+        from thinwire.transport.address import BUCKET, hub_keys
 
         certificate, key = hub_certificate(token, {host, _LOOPBACK, "localhost"})
         keys, may = hub_keys(token), [f"{each}:{BUCKET}" for each in ("Read", "Write", "List")]
@@ -236,7 +235,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 async def _wait_until_up(port: int, token: Token, admin: tuple[str, str]) -> None:
     """Until an object that is there is not written once more."""
-    from thinwire.transport.hub_address import HubAddress, hub_keys
+    from thinwire.transport.address import HubAddress, hub_keys
     from thinwire.transport.object_store import ObjectStore
 
     until_s = time.monotonic() + _UP_S

@@ -26,8 +26,8 @@ from thinwire.transport.base import (
     RoundTag,
     RunningExchange,
 )
+from thinwire.transport.distributed import closed
 from thinwire.transport.object_store import now_s, together
-from thinwire.transport.progress_thread import closed
 
 T = TypeVar("T")
 

@@ -32,8 +32,8 @@ from thinwire.membership import (
     WorkerMetrics,
 )
 from thinwire.security.token import TOKEN_VARIABLE, Token, find_token
+from thinwire.transport.address import HubAddress, is_hub
 from thinwire.transport.base import Posts, Round, RoundTag, Transport
-from thinwire.transport.hub_address import HubAddress, is_hub
 from thinwire.transport.in_process import in_process
 from thinwire.transport.object_store import ObjectStore
 from thinwire.version import __version__

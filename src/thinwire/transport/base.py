@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -286,10 +287,8 @@ class Transport(ABC):
     added_nbytes: int = 0
     """Bytes added to every payload that travels; they are counted."""
 
-    @property
-    def service_requests(self) -> Mapping[str, int]:
-        """Requests to a service that charges for them, by kind; empty without one."""
-        return {}
+    service_requests: Mapping[str, int] = MappingProxyType({})
+    """Requests to a service that charges for them, by kind; empty without one."""
 
     def close(self) -> None:
         """Leave the others, for good. By default nothing is done."""

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout, check
 from thinwire.security.token import Token
-from thinwire.transport.hub_address import CLIENT, NO_RETRIES, HubAddress, is_hub
+from thinwire.transport.address import CLIENT, NO_RETRIES, HubAddress, is_hub
 
 T = TypeVar("T")
 
@@ -76,7 +76,14 @@ class ObjectStore:
     def __init__(
         self, url: Any, options: Mapping[str, str] | None = None, *, token: Token | None = None
     ) -> None:
-        self._obstore = _imported()
+        try:
+            self._obstore: Any = importlib.import_module("obstore")
+        except ImportError as error:
+            raise ConfigurationError(
+                "exchange over an object store",
+                because="the package obstore is not installed",
+                do="pip install 'thinwire[elastic]'",
+            ) from error
         self._errors: Any = importlib.import_module("obstore.exceptions")
         self.url = url if isinstance(url, str) else repr(url)
         self._store: Any = url
@@ -372,17 +379,6 @@ async def together(*work: Awaitable[Any]) -> list[Any]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
-
-
-def _imported() -> Any:
-    try:
-        return importlib.import_module("obstore")
-    except ImportError as error:
-        raise ConfigurationError(
-            "exchange over an object store",
-            because="the package obstore is not installed",
-            do="pip install 'thinwire[elastic]'",
-        ) from error
 
 
 def _opened(url: str, options: Mapping[str, str]) -> Any:

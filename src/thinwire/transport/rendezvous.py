@@ -13,7 +13,7 @@ from thinwire.errors import ConfigurationError, ExchangeTimeout, MismatchError, 
 from thinwire.transport.address import local_address, split_address
 from thinwire.transport.base import WrappedTransport
 from thinwire.transport.distributed import Distributed, naming_failures, reason_of
-from thinwire.transport.gloo_group import gloo_group
+from thinwire.transport.gloo import gloo_group
 from thinwire.transport.in_process import in_process
 
 _POLL_S = 0.02
@@ -69,25 +69,21 @@ class Rendezvous(WrappedTransport):
         meeting_host, port = split_address(address)
         if workers == 1:
             return
-        own_rank, own_ranks = _own_place()
-        mine, many = own_rank if rank is None else rank, own_ranks if ranks is None else ranks
+        is_joined = dist.is_available() and dist.is_initialized()
+        if rank is None:
+            rank = dist.get_rank() if is_joined else int(os.environ.get("RANK", "0"))
+        if ranks is None:
+            ranks = dist.get_world_size() if is_joined else int(os.environ.get("WORLD_SIZE", "1"))
         until_s = time.monotonic() + timeout_s
-        store = _open_store(meeting_host, port, serves=worker == mine == 0, until_s=until_s)
+        store = _open_store(meeting_host, port, serves=worker == rank == 0, until_s=until_s)
         self._store = store  # that of worker 0 serves the others
         with naming_failures("anything before all have met", hint=_GONE):
-            _check_in(store, (worker, mine), workers, many, until_s=until_s)
+            _check_in(store, (worker, rank), workers, ranks, until_s=until_s)
             stores: Any = dist
-            own = stores.PrefixStore(f"rank{mine}", store)
+            own = stores.PrefixStore(f"rank{rank}", store)
             host = local_address(meeting_host) if host is None else host
             group = gloo_group(own, worker, workers, host=host, timeout_s=timeout_s)
         self._inner = Distributed(group)
-
-
-def _own_place() -> tuple[int, int]:
-    """This process's rank, and how many there are, by the default group or by torchrun."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _open_store(host: str, port: int, *, serves: bool, until_s: float) -> Any:

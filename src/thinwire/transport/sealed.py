@@ -75,8 +75,9 @@ class Sealed(WrappedTransport):
             def seal(payload: Tensor, to: int) -> Tensor:
                 return self._sealer.seal(payload, place(self.rank, to))
 
-            sealed = post.changed(lambda payload: seal(payload, _TO_ALL)) if is_to_all else post
-            if not is_to_all:
+            if is_to_all:
+                sealed = post.changed(partial(seal, to=_TO_ALL))
+            else:
                 sealed = post._replace(to={to: seal(each, to) for to, each in post.to.items()})
             take = {sender: nbytes + SEAL_NBYTES for sender, nbytes in post.take.items()}
             answer = yield sealed._replace(take=take)
