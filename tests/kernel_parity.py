@@ -90,12 +90,12 @@ def check(codec: GroupedCodec, kernel: RowKernel, device: str, *, seeds: int = 1
         _encode_beside_what_is_not_finite(codec, kernel, device, x[:3])
         workers = [payload, payload.flip(0), payload.roll(5, 0)]
         for count in (0, 1, 3):
-            for counted in (False, True):
-                _add(codec, kernel, device, [w[:7] for w in workers[:count]], counted=counted)
-        _add(codec, kernel, device, [payload[:0]], counted=True)
+            for weight in (WEIGHT, None):
+                _add(codec, kernel, device, [w[:7] for w in workers[:count]], weight)
+        _add(codec, kernel, device, [payload[:0]])
         _largest(codec, kernel, device, payload)
         for damaged in _damaged(codec, payload[:2], generator):
-            _add(codec, kernel, device, [damaged], counted=False)
+            _add(codec, kernel, device, [damaged])
 
 
 def _encode(
@@ -103,8 +103,7 @@ def _encode(
 ) -> Tensor:
     """The reference's records of decay * rest + x, or of x."""
     expected = x.clone() if rest is None else rest * DECAY + x
-    record, sent = codec.write(expected, RoundKey())
-    sent.add_to(expected, weight=-1.0)
+    record = reference_encode(codec, expected)
     given = (x if rest is None else rest).to(device, copy=True)
     out = _odd(torch.full_like(record, 0xA5), device)
     kernel.encode(given, out, None if rest is None else x.to(device), DECAY)
@@ -120,9 +119,8 @@ def _encode_beside_what_is_not_finite(
     x = x.clone()
     expected = torch.empty(3, codec.record_nbytes(CHUNK), dtype=torch.uint8)
     kept = [0, 2]
-    expected[kept], sent = codec.write(x[kept], RoundKey())
     residual = x[kept]
-    sent.add_to(residual, weight=-1.0)
+    expected[kept] = reference_encode(codec, residual)
     x[1, ::3], x[1, 1::3] = torch.nan, -torch.inf
     given, out = x.to(device, copy=True), _odd(torch.zeros_like(expected), device)
     kernel.encode(given, out, None, 1.0)
@@ -130,26 +128,37 @@ def _encode_beside_what_is_not_finite(
     _same("residuals", given[kept], residual)
 
 
-def _add(
-    codec: GroupedCodec, kernel: RowKernel, device: str, records: list[Tensor], *, counted: bool
+def reference_encode(codec: GroupedCodec, x: Tensor) -> Tensor:
+    """The codec's own records of `x`, which loses what they stand for."""
+    records = codec.write(x, RoundKey())
+    reference_add(codec, x, [records], -1.0)
+    return records
+
+
+def reference_add(
+    codec: GroupedCodec, out: Tensor, records: list[Tensor], weight: float | None
 ) -> None:
-    """Both refuse the records, with the same words, or both add the same."""
+    """As `RowKernel.add`, by the codec itself."""
+    for numbers in codec.read(records, CHUNK, RoundKey()):
+        numbers.add_to(out, weight=weight)
+
+
+def _add(
+    codec: GroupedCodec,
+    kernel: RowKernel,
+    device: str,
+    records: list[Tensor],
+    weight: float | None = WEIGHT,
+) -> None:
+    """Both refuse the records, with the same words, or both add (or count) the same."""
     rows = len(records[0]) if records else 2
-    mean, senders = torch.linspace(-1, 1, rows * CHUNK).view(rows, CHUNK), torch.ones(rows, CHUNK)
-    ours, ours_senders = mean.to(device, copy=True), senders.to(device, copy=True)
-    placed = [_odd(r, device) for r in records]
-
-    def reference() -> None:
-        for numbers in codec.read(records, CHUNK, RoundKey()):
-            numbers.add_to(mean, weight=WEIGHT, senders=senders)
-
-    counts = ours_senders if counted else None
-    wanted = refusal(reference)
-    found = refusal(kernel.add, ours, counts, placed, WEIGHT)
+    mean = torch.linspace(-1, 1, rows * CHUNK).view(rows, CHUNK)
+    ours, placed = mean.to(device, copy=True), [_odd(r, device) for r in records]
+    wanted = refusal(reference_add, codec, mean, records, weight)
+    found = refusal(kernel.add, ours, placed, weight)
     assert found == wanted, f"refusals: {found} for {wanted}"
     if not wanted:
         _same("means", ours, mean)
-        _same("senders", ours_senders, senders if counted else torch.ones_like(senders))
 
 
 def largest_of(codec: GroupedCodec, kernel: RowKernel) -> Callable[[Tensor], Tensor]:
@@ -160,8 +169,7 @@ def largest_of(codec: GroupedCodec, kernel: RowKernel) -> Callable[[Tensor], Ten
 def _largest(codec: GroupedCodec, kernel: RowKernel, device: str, records: Tensor) -> None:
     """Not below the largest decoded number, not finite where a level is not, and 0 for no rows."""
     decoded, largest = torch.zeros(len(records), CHUNK), largest_of(codec, kernel)
-    for numbers in codec.read([records], CHUNK, RoundKey()):
-        numbers.add_to(decoded, weight=1.0)
+    reference_add(codec, decoded, [records], 1.0)
     for row, record in zip(decoded, records, strict=True):
         found = float(largest(_odd(record[None], device)))
         assert row.abs().max() <= found <= torch.finfo(torch.float32).max, f"largest: {found}"
@@ -231,7 +239,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     seeds = int(sys.argv[1])
     for name in sys.argv[2:]:
-        kernel = find_kernel(CODECS[name].kernel_spec(), torch.device("cpu"))
+        kernel = find_kernel(CODECS[name], torch.device("cpu"))
         assert kernel is not None
         assert "triton" in kernel.add.__module__
         check(CODECS[name], kernel, "cpu", seeds=seeds)

@@ -94,7 +94,7 @@ class _Setting:
     def measure(self, codec: GroupedCodec) -> list[dict[str, Any]]:
         """Encode, then the mean of what was encoded; nothing where there is no kernel."""
         e, delta, out, workers = self._e, self._delta, self._mean, self._workers
-        kernel = find_kernel(codec.kernel_spec(), delta.device)
+        kernel = find_kernel(codec, delta.device)
         if kernel is None:
             return []
         nbytes = (len(delta), codec.record_nbytes(CHUNK))
@@ -104,8 +104,9 @@ class _Setting:
         def encode_by_torch() -> None:
             for part in parts:
                 wanted = e[part].mul_(DECAY).add_(delta[part])
-                records[part], sent = codec.write(wanted, RoundKey())
-                sent.add_to(wanted, weight=-1.0)
+                records[part] = codec.write(wanted, RoundKey())
+                for sent in codec.read([records[part]], CHUNK, RoundKey()):
+                    sent.add_to(wanted, weight=-1.0)
 
         def add_by_torch() -> None:
             for part in parts:
@@ -122,7 +123,7 @@ class _Setting:
         if isinstance(codec, TopK):
             added_nbytes = workers * len(delta) * codec.k * 2 * SECTOR_NBYTES
         mean = self._times(
-            lambda: kernel.add(out, None, [records] * workers, 1.0 / workers),
+            lambda: kernel.add(out, [records] * workers, 1.0 / workers),
             add_by_torch,
             moved_nbytes=workers * records.nbytes + added_nbytes,
         )

@@ -87,23 +87,21 @@ class Payloads:
         """Invert the transform of a sum of coefficients, in place: once, not K times."""
         return self.coder.to_vector(coefficients)
 
-    def add_to(self, out: Tensor, *, weight: float, senders: Tensor | None = None) -> None:
-        """out += weight * coefficients, in rank order.
-
-        Args:
-            out: fp32 [numel].
-            weight: of every worker.
-            senders: [numel]; 1 is added wherever a worker's number is not zero.
-        """
+    def add_to(self, out: Tensor, *, weight: float) -> None:
+        """out += weight * coefficients, in rank order; `out` is fp32 [numel]."""
         if self.scales is None:
-            sent, round = self.payloads, self.round
-            self.coder.add_to(out, sent, weight=weight, round=round, senders=senders)
+            self.coder.add_to(out, self.payloads, weight=weight, round=self.round)
             return
         for worker in range(self.workers):
-            numbers = self.coefficients(worker)
-            out += numbers * weight
-            if senders is not None:
-                senders += numbers != 0
+            out += self.coefficients(worker) * weight
+
+    def count_to(self, out: Tensor) -> None:
+        """out += 1 for each worker whose coefficient is not zero; `out` is fp32 [numel]."""
+        if self.scales is None:
+            self.coder.count_to(out, self.payloads, round=self.round)
+            return
+        for worker in range(self.workers):
+            out += self.coefficients(worker) != 0
 
     def pieces(self, device: torch.device) -> Iterator[tuple[VectorPart, Payloads]]:
         """The payloads of each part of the vector in turn, on `device`."""
@@ -277,9 +275,10 @@ class MeanOverSenders(Aggregate):
     def combine(self, received: Payloads) -> Tensor:
         """The sum over the count, in rank order."""
         workers, total = received.workers, received.zeros()
-        senders = torch.zeros_like(total)
         # Divided by K before summing: a plain sum may leave the range of fp32.
-        received.add_to(total, weight=1.0 / workers, senders=senders)
+        received.add_to(total, weight=1.0 / workers)
+        senders = torch.zeros_like(total)
+        received.count_to(senders)
         total.mul_(senders.clamp_(min=1).reciprocal_().mul_(workers))
         return received.to_vector(total)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -50,28 +50,30 @@ class BoundCodec(ABC):
     def encode_to(self, out: Tensor, x: Tensor, round: int = 0) -> None:
         """Encode `x` [numel] (fp32, finite, contiguous) into `out`, uint8 [nbytes]."""
 
-    def encode_residual_to(self, out: Tensor, x: Tensor, round: int = 0) -> None:
-        """Encode `x` [numel] and replace it, in place, by the error: x - decode(out).
-
-        By default coefficients are the numbers themselves; a transform has to override it.
-        """
-        self.encode_to(out, x, round)
-        self.add_to(x, [out], weight=-1.0, round=round)
-
     def encode_feedback_to(
-        self, out: Tensor, residual: Tensor, delta: Tensor, *, decay: float, round: int = 0
+        self,
+        out: Tensor,
+        residual: Tensor,
+        delta: Tensor | None = None,
+        *,
+        decay: float = 1.0,
+        round: int = 0,
     ) -> None:
         """e = decay e + delta; out = encode(e); e = e - decode(out): in one pass where it can be.
+
+        By default coefficients are the numbers themselves; a codec with a transform overrides it.
 
         Args:
             out: uint8 [nbytes].
             residual: e, fp32 [numel]; changed in place.
-            delta: fp32 [numel]; it may be overwritten.
+            delta: fp32 [numel]; without it e is encoded as it is, whatever the decay.
             decay: the product is rounded before delta is added.
             round: number of the exchange.
         """
-        residual.mul_(decay).add_(delta)
-        self.encode_residual_to(out, residual, round)
+        if delta is not None:
+            residual.mul_(decay).add_(delta)
+        self.encode_to(out, residual, round)
+        self.add_to(residual, [out], weight=-1.0, round=round)
 
     def encode(self, x: Tensor, round: int = 0) -> Tensor:
         """`x` [numel] (fp32, finite, contiguous) as a new uint8 [nbytes]; `x` is not modified."""
@@ -82,20 +84,14 @@ class BoundCodec(ABC):
     def encode_residual(self, x: Tensor, round: int = 0) -> Tensor:
         """Encode `x` [numel] and replace it, in place, by the error: x - decode(payload)."""
         out = torch.empty(self.nbytes, dtype=torch.uint8, device=x.device)
-        self.encode_residual_to(out, x, round)
+        self.encode_feedback_to(out, x, round=round)
         return out
 
     # -- decoding ----------------------------------------------------------------------------------
 
     @abstractmethod
     def add_to(
-        self,
-        out: Tensor,
-        payloads: Sequence[Tensor],
-        *,
-        weight: float,
-        round: int = 0,
-        senders: Tensor | None = None,
+        self, out: Tensor, payloads: Sequence[Tensor], *, weight: float, round: int = 0
     ) -> None:
         """out += weight * coefficients(payload), one payload after the other in the order given.
 
@@ -104,11 +100,19 @@ class BoundCodec(ABC):
             payloads: uint8 [nbytes] each.
             weight: the product is rounded before it is added, so that no machine fuses the two.
             round: in which the payloads were encoded.
-            senders: fp32 [numel], if given; += 1 wherever a payload's number is not zero.
 
         Raises:
             ExchangeError: a payload is not one of this codec.
         """
+
+    def count_to(self, out: Tensor, payloads: Sequence[Tensor], *, round: int = 0) -> None:
+        """out += 1 for each payload whose coefficient is not zero; `out` is fp32 [numel].
+
+        Raises:
+            ExchangeError: a payload is not one of this codec.
+        """
+        for payload in payloads:
+            out += self.coefficients(payload, round) != 0
 
     def largest(self, payload: Tensor, round: int = 0) -> Tensor:
         """A bound on the magnitudes of the coefficients, fp32 []; inf or NaN if one is not finite.
@@ -172,14 +176,24 @@ class PiecewiseCodec(BoundCodec):
     Args:
         id: of the byte format.
         layout: of the vectors.
-        pieces: in the payload's order, which have no place in common.
+        parts: of the vector, none of which share a place, each with its codec.
         is_exact: the numbers of a payload are taken as they are, with the signs of their zeros.
     """
 
     def __init__(
-        self, id: str, layout: Layout, pieces: Sequence[CodecPiece], *, is_exact: bool = False
+        self,
+        id: str,
+        layout: Layout,
+        parts: Iterable[tuple[VectorPart, BoundCodec]],
+        *,
+        is_exact: bool = False,
     ) -> None:
-        super().__init__(id, layout, max((piece.where.stop for piece in pieces), default=0))
+        pieces: list[CodecPiece] = []
+        end = 0
+        for part, codec in parts:
+            begin, end = end, end + codec.nbytes
+            pieces.append(CodecPiece(part=part, codec=codec, where=slice(begin, end)))
+        super().__init__(id, layout, end)
         self.pieces, self._is_exact = tuple(pieces), is_exact
 
     def prepare(self, device: torch.device) -> None:
@@ -192,30 +206,31 @@ class PiecewiseCodec(BoundCodec):
         for piece in self.pieces:
             piece.codec.encode_to(out[piece.where], piece.part.read(x), round)
 
-    def encode_residual_to(self, out: Tensor, x: Tensor, round: int = 0) -> None:
-        """Encode part by part."""
-        for piece in self.pieces:
-            part = piece.part.read(x)
-            piece.codec.encode_residual_to(out[piece.where], part, round)
-            piece.part.write(x, part)
-
-    def add_to(
+    def encode_feedback_to(
         self,
         out: Tensor,
-        payloads: Sequence[Tensor],
+        residual: Tensor,
+        delta: Tensor | None = None,
         *,
-        weight: float,
+        decay: float = 1.0,
         round: int = 0,
-        senders: Tensor | None = None,
+    ) -> None:
+        """Encode part by part."""
+        for piece in self.pieces:
+            part = piece.part.read(residual)
+            added = None if delta is None else piece.part.read(delta)
+            sent = out[piece.where]
+            piece.codec.encode_feedback_to(sent, part, added, decay=decay, round=round)
+            piece.part.write(residual, part)
+
+    def add_to(
+        self, out: Tensor, payloads: Sequence[Tensor], *, weight: float, round: int = 0
     ) -> None:
         """Add part by part."""
         for piece, sent in self._split(payloads):
             part = piece.part.read(out)
-            counted = None if senders is None else piece.part.read(senders)
-            piece.codec.add_to(part, sent, weight=weight, round=round, senders=counted)
+            piece.codec.add_to(part, sent, weight=weight, round=round)
             piece.part.write(out, part)
-            if senders is not None and counted is not None:
-                piece.part.write(senders, counted)
 
     def coefficients(self, payload: Tensor, round: int = 0) -> Tensor:
         """Those of all pieces."""
@@ -251,16 +266,6 @@ class PiecewiseCodec(BoundCodec):
             check_payload(self, payload)
         for piece in self.pieces:
             yield piece, [payload[piece.where] for payload in payloads]
-
-
-def laid_out(parts: Iterable[tuple[VectorPart, BoundCodec]]) -> list[CodecPiece]:
-    """The pieces of a payload in which those of `parts` follow each other."""
-    pieces: list[CodecPiece] = []
-    end = 0
-    for part, codec in parts:
-        begin, end = end, end + codec.nbytes
-        pieces.append(CodecPiece(part=part, codec=codec, where=slice(begin, end)))
-    return pieces
 
 
 def squared_norm_of(x: Tensor) -> Tensor:
@@ -381,15 +386,9 @@ class PerRole(Codec):
 
     def bind(self, layout: Layout, *, device: torch.device | None = None) -> BoundCodec:
         """The default's segments first, then those of each role that has its own codec."""
-        pieces: list[CodecPiece] = []
-        end = 0
-        for role, codec in self._codecs():
-            bound = codec.bind(self._part(layout, role), device=device)
-            for piece in bound.pieces:
-                where = slice(end + piece.where.start, end + piece.where.stop)
-                pieces.append(replace(piece, where=where))
-            end += bound.nbytes
-        return PiecewiseCodec(self.id, layout, pieces)
+        bound = [c.bind(self._part(layout, role), device=device) for role, c in self._codecs()]
+        parts = ((piece.part, piece.codec) for codec in bound for piece in codec.pieces)
+        return PiecewiseCodec(self.id, layout, parts)
 
     def _codecs(self) -> list[tuple[str, Codec]]:
         roles = {"embedding": self.embedding, "head": self.head, "vector": self.vector}

@@ -15,7 +15,6 @@ from thinwire.codecs.base import (
     Codec,
     PiecewiseCodec,
     check_payload,
-    laid_out,
 )
 from thinwire.codecs.bits import saturating_cast
 from thinwire.codecs.grouping import append_range
@@ -37,20 +36,11 @@ class _CastSpan(BoundCodec):
         out.copy_(saturating_cast(x, self._dtype).view(torch.uint8))
 
     def add_to(
-        self,
-        out: Tensor,
-        payloads: Sequence[Tensor],
-        *,
-        weight: float,
-        round: int = 0,
-        senders: Tensor | None = None,
+        self, out: Tensor, payloads: Sequence[Tensor], *, weight: float, round: int = 0
     ) -> None:
         scaled = torch.empty_like(out)
         for payload in payloads:
-            values = self._values(payload).float()
-            out += torch.mul(values, weight, out=scaled)
-            if senders is not None:
-                senders += values != 0
+            out += torch.mul(self._values(payload).float(), weight, out=scaled)
 
     def coefficients(self, payload: Tensor, round: int = 0) -> Tensor:
         return self._values(payload).float()
@@ -76,9 +66,9 @@ class _Cast(Codec):
         ranges: list[tuple[int, int]] = []
         for s in layout.segments:
             append_range(ranges, s.start, s.stop)
-        parts = [p for a, b in ranges for p in spans(a, b, block_numel(device))]
-        pieces = laid_out((p, _CastSpan(self.id, p.numel, self._dtype)) for p in parts)
-        return PiecewiseCodec(self.id, layout, pieces, is_exact=True)
+        spanned = (p for a, b in ranges for p in spans(a, b, block_numel(device)))
+        parts = ((p, _CastSpan(self.id, p.numel, self._dtype)) for p in spanned)
+        return PiecewiseCodec(self.id, layout, parts, is_exact=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,6 @@ from thinwire.codecs.bits import (
     unpack,
 )
 from thinwire.codecs.grouping import Chunks, Grouping
-from thinwire.codecs.kernels import KernelSpec
 from thinwire.codecs.levels import (
     FAR,
     TINY,
@@ -34,7 +33,6 @@ from thinwire.codecs.levels import (
 from thinwire.codecs.row_format import Decoded, GroupedCodec
 from thinwire.codecs.transforms import Transform
 from thinwire.errors import check
-from thinwire.fragments.layout import CHUNK
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,14 +86,12 @@ class Quantise(GroupedCodec):
     def _head_nbytes(self) -> int:
         return 8 if self.bits == 8 else 2 * 2**self.bits
 
-    def kernel_spec(self) -> KernelSpec | None:
-        """That of a table or of a line."""
-        if not isinstance(self.rounding, Nearest):
-            return None
-        family = "affine" if self.bits == 8 else "table"
-        return KernelSpec(family, self.record_nbytes(CHUNK), self.bits, self.grid)
+    @property
+    def has_kernel(self) -> bool:
+        """True for rounding to nearest."""
+        return isinstance(self.rounding, Nearest)
 
-    def write(self, x: Tensor, key: RoundKey) -> tuple[Tensor, Decoded]:
+    def write(self, x: Tensor, key: RoundKey) -> Tensor:
         """Codes of the grid's levels, or of the means of their bins."""
         origin, step = _place(self.grid, x, self.bits)
         top = 2**self.bits - 1
@@ -108,23 +104,21 @@ class Quantise(GroupedCodec):
             if self.grid.means and not self.rounding.unbiased:
                 levels = bin_means(x, codes, levels)
             head = saturating_cast(levels, torch.bfloat16)
-        return torch.cat([bytes_of(head), pack(codes, self.bits)], 1), self._decoded(head, codes)
+        return torch.cat([bytes_of(head), pack(codes, self.bits)], 1)
 
     def read(self, records: Sequence[Tensor], columns: int, key: RoundKey) -> Iterator[Decoded]:
         """The level of each code."""
         for r in records:
-            codes = unpack(r[:, self._head_nbytes() :], self.bits, columns)
-            yield self._decoded(self._head(r), codes)
+            head, codes = self._head(r), unpack(r[:, self._head_nbytes() :], self.bits, columns)
+            if self.bits < 8:
+                yield Decoded(look_up(head, codes))
+            else:
+                # origin + code * step, in two operations, so that no machine fuses them.
+                yield Decoded((codes.float() * head[:, 1:]).add_(head[:, :1]))
 
     def _head(self, records: Tensor) -> Tensor:
         dtype = torch.float32 if self.bits == 8 else torch.bfloat16
         return floats(records[:, : self._head_nbytes()], dtype)
-
-    def _decoded(self, head: Tensor, codes: Tensor) -> Decoded:
-        if self.bits < 8:
-            return Decoded(look_up(head, codes))
-        # origin + code * step, in two operations, so that no machine fuses them.
-        return Decoded((codes.float() * head[:, 1:]).add_(head[:, :1]))
 
     def largest(self, records: Tensor, columns: int, key: RoundKey) -> Tensor:
         """The largest level."""
@@ -181,12 +175,12 @@ class E3M0(GroupedCodec):
         """The scale, then half a byte for each."""
         return 2 + packed_nbytes(columns, 4)
 
-    def kernel_spec(self) -> KernelSpec | None:
-        """That of E3M0."""
-        is_nearest = isinstance(self.rounding, Nearest)
-        return KernelSpec("e3m0", self.record_nbytes(CHUNK)) if is_nearest else None
+    @property
+    def has_kernel(self) -> bool:
+        """True for rounding to nearest."""
+        return isinstance(self.rounding, Nearest)
 
-    def write(self, x: Tensor, key: RoundKey) -> tuple[Tensor, Decoded]:
+    def write(self, x: Tensor, key: RoundKey) -> Tensor:
         """The level below each magnitude, or the one above.
 
         Code c > 0 is the level 2^(c - 7), whose biased exponent is c + 120; code 0 is the level 0.
@@ -203,12 +197,15 @@ class E3M0(GroupedCodec):
         up = part.add_(self.rounding.offsets(magnitudes, key)).floor_().clamp_(max=1.0)
         exponents = below.add_(up.to(torch.int32)).to(torch.uint8)
         codes = exponents | (x.signbit().to(torch.uint8) << 3)
-        return torch.cat([bytes_of(scale), pack(codes, 4)], 1), Decoded(_powers(step, codes))
+        return torch.cat([bytes_of(scale), pack(codes, 4)], 1)
 
     def read(self, records: Sequence[Tensor], columns: int, key: RoundKey) -> Iterator[Decoded]:
         """Powers of two times the scale."""
         for r in records:
-            yield Decoded(_powers(floats(r[:, :2]), unpack(r[:, 2:], 4, columns)))
+            signed = _signed_magnitudes(r.device)
+            # 0 also of a scale of NaN
+            levels = torch.where(signed == 0, signed, signed * floats(r[:, :2]))
+            yield Decoded(look_up(levels, unpack(r[:, 2:], 4, columns)))
 
     def largest(self, records: Tensor, columns: int, key: RoundKey) -> Tensor:
         """The largest scale."""
@@ -220,9 +217,3 @@ def _signed_magnitudes(device: torch.device) -> Tensor:
     """The levels of all codes for a scale of 1."""
     magnitudes = [0.0, *(2.0**-e for e in range(6, -1, -1))]
     return torch.tensor([*magnitudes, *(-m for m in magnitudes)], device=device)
-
-
-def _powers(scale: Tensor, codes: Tensor) -> Tensor:
-    signed = _signed_magnitudes(codes.device)
-    # 0 also of a scale of NaN
-    return look_up(torch.where(signed == 0, signed, signed * scale), codes)

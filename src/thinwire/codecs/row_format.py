@@ -13,18 +13,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from thinwire.blocks import block_numel
+from thinwire.blocks import VectorPart, block_numel
 from thinwire.codecs.base import (
     BoundCodec,
     Codec,
     PiecewiseCodec,
     check_payload,
-    laid_out,
     squared_norm_of,
 )
 from thinwire.codecs.bits import bytes_of, floats, saturating_cast
 from thinwire.codecs.grouping import Grouping, RowBatch
-from thinwire.codecs.kernels import KernelSpec, RowKernel, find_kernel
+from thinwire.codecs.kernels import RowKernel, find_kernel
 from thinwire.codecs.levels import RoundKey
 from thinwire.codecs.transforms import Transform
 from thinwire.fragments.layout import CHUNK, Layout
@@ -41,29 +40,19 @@ class Decoded(NamedTuple):
     values: Tensor
     places: Tensor | None = None
 
-    def add_to(self, out: Tensor, *, weight: float, senders: Tensor | None = None) -> None:
-        """out += weight * numbers, the product rounded first; senders += 1 where one is not zero.
+    def add_to(self, out: Tensor, *, weight: float | None) -> None:
+        """out += weight * numbers, the product rounded first; without a weight += numbers != 0.
 
         Args:
             out: fp32 [rows, columns].
             weight: see there.
-            senders: fp32 [rows, columns].
         """
+        terms = (self.values != 0).float() if weight is None else self.values * weight
         if self.places is None:
-            out += self.values * weight
-            if senders is not None:
-                senders += self.values != 0
-            return
-        # Places of a row are distinct, so the order in which a device adds does not matter.
-        out.scatter_add_(1, self.places, self.values * weight)
-        if senders is not None:
-            senders.scatter_add_(1, self.places, (self.values != 0).float())
-
-
-def write_plain(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Decoded]:
-    """Rows as their numbers one after the other, to nearest even, saturating; and decoded again."""
-    cast = saturating_cast(x, dtype).clone()
-    return bytes_of(cast), Decoded(cast.float())
+            out += terms
+        else:
+            # Places of a row are distinct, so the order in which a device adds does not matter.
+            out.scatter_add_(1, self.places, terms)
 
 
 class GroupedCodec(Codec):
@@ -78,13 +67,16 @@ class GroupedCodec(Codec):
     verbatim: torch.dtype = torch.bfloat16
     """Type of the numbers of rows whose record would not be smaller than these."""
 
+    has_kernel: bool = False
+    """True if kernels may encode rows of 4096 numbers."""
+
     @abstractmethod
     def record_nbytes(self, columns: int) -> int:
         """Bytes of the record of a row of `columns` numbers."""
 
     @abstractmethod
-    def write(self, x: Tensor, key: RoundKey) -> tuple[Tensor, Decoded]:
-        """`x` [rows, columns] (fp32, finite) as uint8 [rows, nbytes], and its decoded numbers."""
+    def write(self, x: Tensor, key: RoundKey) -> Tensor:
+        """`x` [rows, columns] (fp32, finite) as uint8 [rows, nbytes]."""
 
     @abstractmethod
     def read(self, records: Sequence[Tensor], columns: int, key: RoundKey) -> Iterator[Decoded]:
@@ -103,10 +95,6 @@ class GroupedCodec(Codec):
         (numbers,) = self.read([records], columns, key)
         return numbers.values.abs().amax()
 
-    def kernel_spec(self) -> KernelSpec | None:
-        """The kernel for rows of 4096 numbers; None if there is no kernel."""
-        return None
-
     @property
     def id(self) -> str:
         """The record's id, then the grouping's, then the transform's if there is one."""
@@ -122,12 +110,12 @@ class GroupedCodec(Codec):
 
     def bind(self, layout: Layout, *, device: torch.device | None = None) -> BoundCodec:
         """Lay the rows of every parameter into batches."""
-        codecs: list[tuple[RowBatch, _RowsCodec]] = []
+        codecs: list[tuple[VectorPart, BoundCodec]] = []
         row = 0
         for batch in self.groups.batches(layout, block_numel(device)):
-            codecs.append((batch, _RowsCodec(self, batch, row)))
+            codecs.append((batch.part, _RowsCodec(self, batch, row)))
             row += batch.rows
-        return PiecewiseCodec(self.id, layout, laid_out((b.part, codec) for b, codec in codecs))
+        return PiecewiseCodec(self.id, layout, codecs)
 
 
 class _RowsCodec(BoundCodec):
@@ -146,91 +134,63 @@ class _RowsCodec(BoundCodec):
     def _kernel(self, device: torch.device) -> RowKernel | None:
         if device.type not in self._kernels:
             has_any = self._batch.columns == CHUNK and not self._is_plain
-            spec = self._codec.kernel_spec() if has_any else None
-            self._kernels[device.type] = find_kernel(spec, device)
+            self._kernels[device.type] = find_kernel(self._codec, device) if has_any else None
         return self._kernels[device.type]
 
     def encode_to(self, out: Tensor, x: Tensor, round: int = 0) -> None:
-        rows = self._batch.rows_of(x)
-        if self._transform is not None:
-            rows = self._transform.forward(rows, self._batch.shape)
-        elif self._kernel(x.device) is not None and rows.data_ptr() == x.data_ptr():
-            rows = rows.clone()  # a kernel leaves the error behind
-        self._write(out, rows, round)
-
-    def encode_residual_to(self, out: Tensor, x: Tensor, round: int = 0) -> None:
-        self.encode_feedback_to(out, x, None, decay=1.0, round=round)
+        rows, kernel, codec = self._batch.rows_of(x), self._kernel(x.device), self._codec
+        records, transform = out.view(self._batch.rows, -1), self._transform
+        if transform is not None:
+            rows = transform.forward(rows, self._batch.shape)
+        if kernel is not None:
+            # A kernel leaves the error behind.
+            kernel.encode(rows.clone() if transform is None else rows, records, None, 1.0)
+        elif self._is_plain:
+            records.copy_(bytes_of(saturating_cast(rows, codec.verbatim)))
+        else:
+            records.copy_(codec.write(rows, RoundKey(round, self._row)))
 
     def encode_feedback_to(
-        self, out: Tensor, residual: Tensor, delta: Tensor | None, *, decay: float, round: int = 0
-    ) -> None:
-        batch, kernel = self._batch, self._kernel(residual.device)
-        if kernel is not None and self._transform is None and not batch.across:
-            added = None if delta is None else batch.rows_of(delta)
-            kernel.encode(batch.rows_of(residual), out.view(batch.rows, -1), added, decay)
-            return
-        if delta is not None:
-            residual.mul_(decay).add_(delta)
-        rows, transform = batch.rows_of(residual), self._transform
-        coded = rows if transform is None else transform.forward(rows, batch.shape)
-        sent = self._write(out, coded, round)
-        if transform is None:
-            if sent is not None:  # else a kernel has left the error in the rows
-                sent.add_to(rows, weight=-1.0)
-        else:
-            numbers = torch.zeros_like(rows)
-            if sent is None:
-                self._add(numbers, None, [out], 1.0, round)
-            else:
-                sent.add_to(numbers, weight=1.0)
-            rows -= transform.inverse(numbers, batch.shape)
-        batch.put_rows(residual, rows)
-
-    def _write(self, out: Tensor, rows: Tensor, round: int) -> Decoded | None:
-        """Encode `rows`; what was sent, or None of a kernel, which overwrites them."""
-        records, kernel = out.view(self._batch.rows, -1), self._kernel(rows.device)
-        if kernel is not None:
-            kernel.encode(rows, records, None, 1.0)
-            return None
-        written, sent = (
-            write_plain(rows, self._codec.verbatim)
-            if self._is_plain
-            else self._codec.write(rows, RoundKey(round, self._row))
-        )
-        records.copy_(written)
-        return sent
-
-    def add_to(
         self,
         out: Tensor,
-        payloads: Sequence[Tensor],
+        residual: Tensor,
+        delta: Tensor | None = None,
         *,
-        weight: float,
+        decay: float = 1.0,
         round: int = 0,
-        senders: Tensor | None = None,
     ) -> None:
-        part = self._coefficient_rows(out)
-        counted = None if senders is None else self._coefficient_rows(senders)
-        self._add(part, counted, payloads, weight, round)
-        if self._transform is None:
-            self._batch.put_rows(out, part)
-            if senders is not None and counted is not None:
-                self._batch.put_rows(senders, counted)
+        batch, kernel, transform = self._batch, self._kernel(residual.device), self._transform
+        if kernel is not None and transform is None:
+            rows, added = batch.rows_of(residual), None if delta is None else batch.rows_of(delta)
+            kernel.encode(rows, out.view(batch.rows, -1), added, decay)
+            batch.put_rows(residual, rows)
+        elif transform is None:
+            super().encode_feedback_to(out, residual, delta, decay=decay, round=round)
+        else:
+            if delta is not None:
+                residual.mul_(decay).add_(delta)
+            self.encode_to(out, residual, round)
+            residual -= self.decode(out, round)
+
+    def add_to(
+        self, out: Tensor, payloads: Sequence[Tensor], *, weight: float, round: int = 0
+    ) -> None:
+        self._add(out, payloads, weight, round)
+
+    def count_to(self, out: Tensor, payloads: Sequence[Tensor], *, round: int = 0) -> None:
+        self._add(out, payloads, None, round)
 
     def _add(
-        self,
-        rows: Tensor,
-        senders: Tensor | None,
-        payloads: Sequence[Tensor],
-        weight: float,
-        round: int,
+        self, out: Tensor, payloads: Sequence[Tensor], weight: float | None, round: int
     ) -> None:
-        kernel = self._kernel(rows.device)
+        rows, kernel = self._coefficient_rows(out), self._kernel(out.device)
         if kernel is not None:
-            kernel.add(rows, senders, self._records(payloads), weight)
-            return
-        for numbers in self._read(payloads, round):
-            numbers.add_to(rows, weight=weight, senders=senders)
+            kernel.add(rows, self._records(payloads), weight)
+        else:
+            for numbers in self._read(payloads, round):
+                numbers.add_to(rows, weight=weight)
+        if self._transform is None:
+            self._batch.put_rows(out, rows)
 
     def largest(self, payload: Tensor, round: int = 0) -> Tensor:
         kernel, (records,) = self._kernel(payload.device), self._records([payload])

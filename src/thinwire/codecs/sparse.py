@@ -13,14 +13,19 @@ from thinwire.codecs.base import (
     BoundCodec,
     PiecewiseCodec,
     check_payload,
-    laid_out,
     squared_norm_of,
 )
-from thinwire.codecs.bits import elias_fano_nbytes, floats, pack_indices, unpack_indices
+from thinwire.codecs.bits import (
+    bytes_of,
+    elias_fano_nbytes,
+    floats,
+    pack_indices,
+    saturating_cast,
+    unpack_indices,
+)
 from thinwire.codecs.grouping import Chunks, Grouping, RowBatch
-from thinwire.codecs.kernels import KernelSpec
 from thinwire.codecs.levels import RoundKey
-from thinwire.codecs.row_format import Decoded, GroupedCodec, write_plain
+from thinwire.codecs.row_format import Decoded, GroupedCodec
 from thinwire.codecs.transforms import Transform
 from thinwire.codecs.values import SignLevels, SignMean, Values, largest, random_places
 from thinwire.errors import check, check_whole
@@ -132,19 +137,17 @@ class TopK(_KOfEach):
         """Bytes of the places of one row."""
         return elias_fano_nbytes(columns, self.k_of(columns))
 
-    def kernel_spec(self) -> KernelSpec | None:
-        """That of Top-k, for values of one or two levels."""
-        if not isinstance(self.values, SignLevels | SignMean):
-            return None
-        nbytes, two_levels = self.record_nbytes(CHUNK), isinstance(self.values, SignLevels)
-        return KernelSpec("topk", nbytes, self.k, two_levels=two_levels)
+    @property
+    def has_kernel(self) -> bool:
+        """True for values of one or two levels."""
+        return isinstance(self.values, SignLevels | SignMean)
 
-    def write(self, x: Tensor, key: RoundKey) -> tuple[Tensor, Decoded]:
+    def write(self, x: Tensor, key: RoundKey) -> Tensor:
         """Choose k numbers, and code their places and values."""
         columns = x.shape[1]
         places = largest(x, self.k_of(columns))
-        packed, kept = self.values.write(x.gather(1, places))
-        return torch.cat([pack_indices(places, columns), packed], 1), Decoded(kept, places)
+        packed = self.values.write(x.gather(1, places))
+        return torch.cat([pack_indices(places, columns), packed], 1)
 
     def read(self, records: Sequence[Tensor], columns: int, key: RoundKey) -> Iterator[Decoded]:
         """All workers' records together: they are small, and each call costs some microseconds."""
@@ -169,8 +172,8 @@ class TopK(_KOfEach):
         if not self.values.spans_rows:
             return GroupedCodec.bind(self, layout, device=device)
         sections = filter(None, self.groups.sections(layout, block_numel(device)))
-        pieces = laid_out((joined([b.part for b in s]), _SectionCodec(self, s)) for s in sections)
-        return PiecewiseCodec(self.id, layout, pieces)
+        parts = ((joined([b.part for b in s]), _SectionCodec(self, s)) for s in sections)
+        return PiecewiseCodec(self.id, layout, parts)
 
 
 class _SectionCodec(BoundCodec):
@@ -189,48 +192,25 @@ class _SectionCodec(BoundCodec):
         super().__init__(codec.id, Layout.vector(numel), min(sparse, plain))
 
     def encode_to(self, out: Tensor, x: Tensor, round: int = 0) -> None:
-        self._write(out, x)
-
-    def encode_residual_to(self, out: Tensor, x: Tensor, round: int = 0) -> None:
-        self._add(x, self._write(out, x), weight=-1.0)
-
-    def _write(self, out: Tensor, x: Tensor) -> list[Decoded]:
-        """Encode `x`; what was sent of each batch."""
-        rows = [batch.rows_of(x[where]) for batch, where in self._batches]
+        codec, rows = self._codec, [batch.rows_of(x[where]) for batch, where in self._batches]
         if self._is_plain:
-            written = [write_plain(part, self._codec.verbatim) for part in rows]
-            records, sent = [record for record, _ in written], [numbers for _, numbers in written]
+            records = [bytes_of(saturating_cast(part, codec.verbatim)) for part in rows]
         else:
-            places = [largest(part, self._codec.k_of(part.shape[1])) for part in rows]
+            places = [largest(part, codec.k_of(part.shape[1])) for part in rows]
             pairs = list(zip(rows, places, strict=True))
             chosen = torch.cat([part.gather(1, where).view(1, -1) for part, where in pairs], 1)
-            packed, kept = self._codec.values.write(chosen)
-            records = [*(pack_indices(where, part.shape[1]) for part, where in pairs), packed]
-            sent = _at(places, kept)
+            records = [pack_indices(where, part.shape[1]) for part, where in pairs]
+            records.append(codec.values.write(chosen))
         torch.cat([record.view(-1) for record in records], out=out)
-        return sent
 
     def add_to(
-        self,
-        out: Tensor,
-        payloads: Sequence[Tensor],
-        *,
-        weight: float,
-        round: int = 0,
-        senders: Tensor | None = None,
+        self, out: Tensor, payloads: Sequence[Tensor], *, weight: float, round: int = 0
     ) -> None:
         for payload in payloads:
-            numbers = self._read(payload)
-            self._add(out, numbers, weight=weight)
-            if senders is not None:
-                ones = [Decoded((n.values != 0).float(), n.places) for n in numbers]
-                self._add(senders, ones, weight=1.0)
-
-    def _add(self, x: Tensor, numbers: Sequence[Decoded], *, weight: float) -> None:
-        for (batch, where), of_batch in zip(self._batches, numbers, strict=True):
-            rows = batch.rows_of(x[where])
-            of_batch.add_to(rows, weight=weight)
-            batch.put_rows(x[where], rows)
+            for (batch, where), numbers in zip(self._batches, self._read(payload), strict=True):
+                rows = batch.rows_of(out[where])
+                numbers.add_to(rows, weight=weight)
+                batch.put_rows(out[where], rows)
 
     def largest(self, payload: Tensor, round: int = 0) -> Tensor:
         return torch.stack([numbers.values.abs().amax() for numbers in self._read(payload)]).amax()
@@ -253,13 +233,9 @@ class _SectionCodec(BoundCodec):
             unpack_indices(record.view(b.rows, -1), b.columns, codec.k_of(b.columns))
             for record, b in zip(records, batches, strict=True)
         ]
-        return _at(places, codec.values.read(packed[None], sum(p.numel() for p in places)))
-
-
-def _at(places: Sequence[Tensor], kept: Tensor) -> list[Decoded]:
-    """`kept` [1, all of a section] at the places [rows, k] of each batch."""
-    parts = kept[0].split([p.numel() for p in places])
-    return [Decoded(part.view_as(p), p) for p, part in zip(places, parts, strict=True)]
+        kept = codec.values.read(packed[None], sum(p.numel() for p in places))[0]
+        parts = kept.split([p.numel() for p in places])
+        return [Decoded(part.view_as(p), p) for p, part in zip(places, parts, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -307,11 +283,10 @@ class RandomK(_KOfEach):
         """Values alone."""
         return self.values.nbytes(self.k_of(columns))
 
-    def write(self, x: Tensor, key: RoundKey) -> tuple[Tensor, Decoded]:
+    def write(self, x: Tensor, key: RoundKey) -> Tensor:
         """The values at the places of the round."""
         places = self._places(len(x), x.shape[1], key).to(x.device)
-        packed, kept = self.values.write(x.gather(1, places))
-        return packed, Decoded(kept, places)
+        return self.values.write(x.gather(1, places))
 
     def read(self, records: Sequence[Tensor], columns: int, key: RoundKey) -> Iterator[Decoded]:
         """The same places for all workers."""

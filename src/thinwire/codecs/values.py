@@ -140,12 +140,12 @@ class Values(ABC):
         """Bytes of k values."""
 
     @abstractmethod
-    def write(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """fp32 [rows, k] as uint8 [rows, nbytes], and decoded again, fp32 [rows, k]."""
+    def write(self, values: Tensor) -> Tensor:
+        """Encode `values`, fp32 [rows, k], as uint8 [rows, nbytes]."""
 
     @abstractmethod
     def read(self, packed: Tensor, k: int) -> Tensor:
-        """`packed` decoded, fp32 [rows, k]: the second result of `write`."""
+        """Decode `packed`, uint8 [rows, nbytes], to fp32 [rows, k]."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,18 +164,17 @@ class SignMean(Values):
         """The level, then k bits."""
         return 2 + packed_nbytes(k, 1)
 
-    def write(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Bit 1 is negative."""
-        k = values.shape[1]
-        negative = values.signbit()
+    def write(self, values: Tensor) -> Tensor:
+        """Write the level, then a bit for each value: 1 if it is negative."""
         # Scaled before it is summed: values near the float range must not overflow.
-        level = _level(sum_by_halves(values.abs() * (1.0 / k)))
-        packed = torch.cat([bytes_of(level), pack(negative.to(torch.uint8), 1)], 1)
-        return packed, _signed(level.float(), negative)
+        mean = sum_by_halves(values.abs() * (1.0 / values.shape[1]))
+        level = saturating_cast(mean, torch.bfloat16)
+        return torch.cat([bytes_of(level), pack(values.signbit().to(torch.uint8), 1)], 1)
 
     def read(self, packed: Tensor, k: int) -> Tensor:
-        """The level, with signs."""
-        return _signed(floats(packed[:, :2]), unpack(packed[:, 2:], 1, k).bool())
+        """Return the level with the sign of each value."""
+        level, negative = floats(packed[:, :2]), unpack(packed[:, 2:], 1, k).bool()
+        return torch.where(negative, -level, level)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,8 +194,8 @@ class SignLevels(Values):
         """The low level, the high level, then k codes of 2 bits."""
         return 4 + packed_nbytes(k, 2)
 
-    def write(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Bit 0 of a code is high, bit 1 is negative."""
+    def write(self, values: Tensor) -> Tensor:
+        """Write both levels, then a code for each value: bit 0 is high, bit 1 is negative."""
         k = values.shape[1]
         scaled, negative = values.abs() * (1.0 / k), values.signbit()
         total = sum_by_halves(scaled)
@@ -208,13 +207,12 @@ class SignLevels(Values):
             (total - above) * ((k - count).clamp(min=1).reciprocal() * k),
             above * (count.clamp(min=1).reciprocal() * k),
         ]
-        levels = _level(torch.cat(means, 1).clamp(min=0))
+        levels = saturating_cast(torch.cat(means, 1).clamp(min=0), torch.bfloat16)
         codes = high.to(torch.uint8) | (negative.to(torch.uint8) << 1)
-        signed = torch.cat([levels, -levels], 1)
-        return torch.cat([bytes_of(levels), pack(codes, 2)], 1), look_up(signed, codes)
+        return torch.cat([bytes_of(levels), pack(codes, 2)], 1)
 
     def read(self, packed: Tensor, k: int) -> Tensor:
-        """One of two levels with a sign."""
+        """Return one of the two levels, with its sign, for each value."""
         levels = floats(packed[:, :4])
         return look_up(torch.cat([levels, -levels], 1), unpack(packed[:, 4:], 2, k))
 
@@ -242,23 +240,39 @@ class TensorLevels(Values):
         """Four levels, then k codes of 2 bits."""
         return 16 + packed_nbytes(k, 2)
 
-    def write(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """One table for each row of `values`, which holds all kept values of a tensor."""
+    def write(self, values: Tensor) -> Tensor:
+        """Write a table for each row of `values`, which holds all kept values of a tensor."""
         k = values.shape[1]
         mean, sigma = mean_and_sigma(values)
         step = sigma * (6.0 / 4 * math.sqrt(k / max(1, k - 1)))
         codes = (steps(values, mean, step) + 2.0).round_().clamp_(0, 3).to(torch.uint8)
         levels = bin_means(values, codes, mean.expand(-1, 4))
-        return torch.cat([bytes_of(levels), pack(codes, 2)], 1), look_up(levels, codes)
+        return torch.cat([bytes_of(levels), pack(codes, 2)], 1)
 
     def read(self, packed: Tensor, k: int) -> Tensor:
-        """One of four levels."""
+        """Return one of the four levels for each value."""
         return look_up(floats(packed[:, :16], torch.float32), unpack(packed[:, 16:], 2, k))
 
 
+class _Floats(Values):
+    """Numbers one after the other, of the type `verbatim`."""
+
+    def nbytes(self, k: int) -> int:
+        """Bytes of k numbers."""
+        return k * self.verbatim.itemsize
+
+    def write(self, values: Tensor) -> Tensor:
+        """Round to nearest even, saturating."""
+        return bytes_of(saturating_cast(values, self.verbatim))
+
+    def read(self, packed: Tensor, k: int) -> Tensor:
+        """Widen to fp32."""
+        return floats(packed, self.verbatim)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BF16(Values):
-    """Sixteen bits each.
+class BF16(_Floats):
+    """Sixteen bits each: rounded to nearest even, saturating.
 
     >>> BF16().nbytes(64)
     128
@@ -266,22 +280,9 @@ class BF16(Values):
 
     id = "bf16"
 
-    def nbytes(self, k: int) -> int:
-        """2 k."""
-        return 2 * k
-
-    def write(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Rounded to nearest even, saturating."""
-        cast = _level(values)
-        return bytes_of(cast), cast.float()
-
-    def read(self, packed: Tensor, k: int) -> Tensor:
-        """Widened exactly."""
-        return floats(packed)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class F32(Values):
+class F32(_Floats):
     """Thirty-two bits each: kept values are exact.
 
     >>> F32().nbytes(64)
@@ -291,23 +292,3 @@ class F32(Values):
     id = "f32"
 
     verbatim: ClassVar[torch.dtype] = torch.float32
-
-    def nbytes(self, k: int) -> int:
-        """4 k."""
-        return 4 * k
-
-    def write(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Their bytes."""
-        return bytes_of(values), values
-
-    def read(self, packed: Tensor, k: int) -> Tensor:
-        """Their bytes as numbers."""
-        return floats(packed, torch.float32)
-
-
-def _level(x: Tensor) -> Tensor:
-    return saturating_cast(x, torch.bfloat16)
-
-
-def _signed(magnitudes: Tensor, negative: Tensor) -> Tensor:
-    return torch.where(negative, -magnitudes, magnitudes)

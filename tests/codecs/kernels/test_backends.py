@@ -15,7 +15,7 @@ from thinwire.errors import ConfigurationError
 from thinwire.fragments.layout import Layout
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-TWO_BITS = Quantise(bits=2).kernel_spec()
+TWO_BITS = Quantise(bits=2)
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ class MyGrid(Levels):
     ids=lambda codec: codec.id,
 )
 def test_other_formats_have_no_kernel(codec) -> None:
-    assert find_kernel(codec.kernel_spec(), CPU) is None
+    assert find_kernel(codec, CPU) is None
 
 
 def test_rows_of_other_lengths_have_no_kernel() -> None:
@@ -109,9 +109,9 @@ def test_numba_is_imported_only_for_a_format_that_has_a_kernel() -> None:
 import sys, torch
 from thinwire.codecs import BF16, Quantise, TopK
 from thinwire.codecs.kernels import find_kernel
-find_kernel(TopK(values=BF16()).kernel_spec(), torch.device("cpu"))
+find_kernel(TopK(values=BF16()), torch.device("cpu"))
 assert "numba" not in sys.modules
-found = find_kernel(Quantise(bits=2).kernel_spec(), torch.device("cpu"))
+found = find_kernel(Quantise(bits=2), torch.device("cpu"))
 assert (found is not None) == ("numba" in sys.modules)
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

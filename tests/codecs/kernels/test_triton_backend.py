@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from kernel_parity import CHUNK, CODECS, check
-from thinwire.codecs import MidRise
-from thinwire.codecs.kernels import KernelSpec, find_kernel
+from thinwire.codecs import E3M0, Quantise, TopK
+from thinwire.codecs.kernels import find_kernel
 
 triton = pytest.importorskip("triton", reason="triton comes with torch's CUDA wheels for Linux")
 
@@ -64,7 +64,7 @@ def test_every_format_gives_the_bits_of_the_torch_path_in_the_interpreter(name: 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
 @pytest.mark.parametrize("name", CODECS)
 def test_it_gives_the_bits_of_the_torch_path_on_a_gpu(name: str) -> None:
-    kernel = find_kernel(CODECS[name].kernel_spec(), GPU)
+    kernel = find_kernel(CODECS[name], GPU)
     assert kernel is not None
     check(CODECS[name], kernel, "cuda", seeds=3)
 
@@ -73,8 +73,7 @@ def test_it_gives_the_bits_of_the_torch_path_on_a_gpu(name: str) -> None:
     ("k", "found"), [(1, False), (8, False), (16, True), (100, False), (2048, True), (4096, False)]
 )
 def test_there_is_a_kernel_for_powers_of_two(k: int, found: bool) -> None:
-    spec = KernelSpec("topk", nbytes=1, number=k, two_levels=True)
-    assert (triton_backend.build(spec) is not None) == found
+    assert (triton_backend.build(TopK(k=k)) is not None) == found
 
 
 def test_a_grid_of_another_package_has_no_kernel() -> None:
@@ -84,9 +83,9 @@ def test_a_grid_of_another_package_has_no_kernel() -> None:
         def place(self, x, bits):
             return x[:, :1], x[:, :1]
 
-    assert triton_backend.build(KernelSpec("table", 1032, 2, Odd())) is None
-    assert triton_backend.build(KernelSpec("table", 1032, 2, MidRise())) is not None
-    assert triton_backend.build(KernelSpec("e3m0", 2050)) is not None
+    assert triton_backend.build(Quantise(bits=2, grid=Odd())) is None
+    assert triton_backend.build(Quantise(bits=2)) is not None
+    assert triton_backend.build(E3M0()) is not None
 
 
 class NoGpu:
@@ -123,15 +122,13 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list:
 def compile_all(name: str, capability: int) -> None:
     """Call all kernels of a format with what they can be called with."""
     driver.set_active(NoGpu(capability))
-    spec = CODECS[name].kernel_spec()
-    assert spec is not None
-    kernel = triton_backend.build(spec)
+    kernel, nbytes = triton_backend.build(CODECS[name]), CODECS[name].record_nbytes(CHUNK)
     assert kernel is not None
-    x, records = torch.zeros(2, CHUNK), torch.zeros(2, spec.nbytes, dtype=torch.uint8)
+    x, records = torch.zeros(2, CHUNK), torch.zeros(2, nbytes, dtype=torch.uint8)
     kernel.encode(x, records, x.clone(), 0.5)
     kernel.encode(x, records, None, 0.5)
-    kernel.add(x, None, [records, records], 0.5)
-    kernel.add(x, x.clone(), [records], 0.5)
+    kernel.add(x, [records, records], 0.5)
+    kernel.add(x, [records], None)
     if kernel.largest is not None:
         kernel.largest(records)
 

@@ -1,7 +1,7 @@
 """Kernels: rows of 4096 numbers in one pass over memory, with the bytes of the plain torch path.
 
 A backend (numba on CPUs, Triton on GPUs) is a module `<name>_backend` in this folder with `NAME`
-(with its version), `supports(device)` and `build(spec)`, which gives a table of functions. It is
+(with its version), `supports(device)` and `build(codec)`, which gives a table of functions. It is
 imported when a kernel is first asked for, so that no run waits for a compiler without need.
 """
 
@@ -11,41 +11,22 @@ import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from thinwire.codecs.levels import Levels
 from thinwire.errors import ConfigurationError, check, unknown_name
 
-__all__ = ["VARIABLE", "KernelSpec", "RowKernel", "find_kernel", "kernel_backend"]
+if TYPE_CHECKING:
+    from thinwire.codecs.row_format import GroupedCodec
+
+__all__ = ["VARIABLE", "RowKernel", "find_kernel", "kernel_backend"]
 
 VARIABLE = "THINWIRE_KERNELS"
 """The environment variable that names the backend to use on every device."""
 
 _BY_DEVICE = {"cpu": "numba", "cuda": "triton"}
-
-
-class KernelSpec(NamedTuple):
-    """How a codec encodes rows of 4096 numbers, for the kernels that do the same.
-
-    Only codecs that round to nearest have one.
-
-    Args:
-        family: what the record is: of `TopK`; of `Quantise`, with up to 4 bits and with 8; of
-            `E3M0`.
-        nbytes: of a record.
-        number: k of Top-k, else the bits of a code.
-        grid: of `Quantise`.
-        two_levels: of `TopK`: `SignLevels`, otherwise `SignMean`.
-    """
-
-    family: Literal["topk", "table", "affine", "e3m0"]
-    nbytes: int
-    number: int = 4
-    grid: Levels | None = None
-    two_levels: bool = False
 
 
 class RowKernel(NamedTuple):
@@ -63,29 +44,29 @@ class RowKernel(NamedTuple):
             x = x - decode(out). The product is rounded before the sum; without a delta x stays as
             it is, whatever the decay. The caller sees that the sum is finite: a row that is not
             gets any bytes and any residual, but does not disturb other rows.
-        add: (out, senders, records, weight): out += weight * decode(r) for one worker's records
-            after the other's, the product rounded first; senders (if there are any) += 1 wherever a
-            worker's decoded number is not zero. `ExchangeError` if some bytes are no record; `out`
-            and `senders` are then unusable.
+        add: (out, records, weight): out += weight * decode(r) for one worker's records after the
+            other's, the product rounded first; without a weight out += 1 wherever a worker's
+            decoded number is not zero. `ExchangeError` if some bytes are no record; `out` is then
+            unusable.
         largest: (records): a number that no |decoded number| exceeds, without decoding them: that
             of all levels of the records, infinite or NaN if any of them is; 0 for no rows.
             `ExchangeError` as above. None if the levels of a record can be read without decoding.
     """
 
     encode: Callable[[Tensor, Tensor, Tensor | None, float], None]
-    add: Callable[[Tensor, Tensor | None, Sequence[Tensor], float], None]
+    add: Callable[[Tensor, Sequence[Tensor], float | None], None]
     largest: Callable[[Tensor], Tensor] | None = None
 
 
-def find_kernel(spec: KernelSpec | None, device: torch.device) -> RowKernel | None:
-    """The kernel that does what a spec describes, compiled; None if torch has to.
+def find_kernel(codec: GroupedCodec, device: torch.device) -> RowKernel | None:
+    """The kernel that does what `codec` does, compiled; None if torch has to.
 
     Raises:
         ConfigurationError: THINWIRE_KERNELS names a backend that is unknown, not installed or not
             for this device.
     """
-    backend = None if spec is None else _backend(device.type)
-    return None if backend is None else backend.build(spec)
+    backend = _backend(device.type) if codec.has_kernel else None
+    return None if backend is None else backend.build(codec)
 
 
 def kernel_backend(device: torch.device) -> str:

@@ -16,10 +16,14 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs.bits import no_indices
-from thinwire.codecs.kernels import KernelSpec, RowKernel
+from thinwire.codecs.kernels import RowKernel
 from thinwire.codecs.kernels import numba_dense as dense
 from thinwire.codecs.kernels import numba_topk as topk
 from thinwire.codecs.levels import MAX_STEPS, Linear, MidRise, Statistical
+from thinwire.codecs.quantise import E3M0, Quantise
+from thinwire.codecs.row_format import GroupedCodec
+from thinwire.codecs.sparse import TopK
+from thinwire.codecs.values import SignLevels
 from thinwire.fragments.layout import CHUNK
 
 NAME = f"numba {numba.__version__}"
@@ -29,12 +33,6 @@ _T = TypeVar("_T")
 _FEW = 32  # rows that are not worth a second thread
 _NO_ROWS = np.empty((0, CHUNK), np.float32)
 
-_FUNCTIONS: dict[str, tuple[Any, Any, Any]] = {
-    "topk": (topk.encode, topk.add, topk.largest),
-    "table": (dense.table_encode, dense.table_add, None),
-    "affine": (dense.affine_encode, dense.affine_add, dense.affine_largest),
-    "e3m0": (dense.e3m0_encode, dense.e3m0_add, None),
-}
 # By grid: the kernels' number for it, and for each number of bits the factor of its step.
 _GRIDS: dict[type, tuple[int, dict[int, float]]] = {
     MidRise: (dense.MID_RISE, MAX_STEPS),
@@ -53,25 +51,32 @@ def supports(device: torch.device) -> bool:
 
 
 @cache
-def build(spec: KernelSpec) -> RowKernel | None:
-    """The kernel for a spec, compiled, or None if numba has no kernel for it."""
-    match spec.family:
-        case "topk" if spec.number <= topk.MOST:
-            settings = (spec.number, spec.two_levels)
-            return _kernel(spec, settings, settings)
-        case "e3m0":
-            return _kernel(spec, (), ())
-        case "table" | "affine" if type(spec.grid) in _GRIDS:
-            grid, factors = _GRIDS[type(spec.grid)]
-            bits = (spec.number,) if spec.family == "table" else ()
-            return _kernel(spec, (*bits, grid, _F(factors[spec.number])), bits)
+def build(codec: GroupedCodec) -> RowKernel | None:
+    """The kernel for a codec, compiled, or None if numba has no kernel for it."""
+    match codec:
+        case TopK(k=k, values=values) if k <= topk.MOST:
+            settings = (k, 2 if isinstance(values, SignLevels) else 1)
+            return _kernel(codec, topk.encode, topk.add, settings, settings, topk.largest)
+        case E3M0():
+            return _kernel(codec, dense.e3m0_encode, dense.e3m0_add, (), ())
+        case Quantise(bits=bits, grid=grid) if type(grid) in _GRIDS:
+            number, factors = _GRIDS[type(grid)]
+            to_encode = (bits, number, _F(factors[bits]))
+            return _kernel(codec, dense.encode, dense.add, to_encode, (bits,))
         case _:
             return None
 
 
-def _kernel(spec: KernelSpec, to_encode: tuple[Any, ...], to_add: tuple[Any, ...]) -> RowKernel:
-    """A family's functions with the settings of a spec."""
-    run_encode, run_add, run_largest = _FUNCTIONS[spec.family]
+def _kernel(
+    codec: GroupedCodec,
+    run_encode: Any,
+    run_add: Any,
+    to_encode: tuple[Any, ...],
+    to_add: tuple[Any, ...],
+    run_largest: Any = None,
+) -> RowKernel:
+    """Compiled functions with the settings of a codec."""
+    nbytes = codec.record_nbytes(CHUNK)
 
     def encode(x: Tensor, out: Tensor, delta: Tensor | None, decay: float) -> None:
         numbers, records = x.numpy(), out.numpy()
@@ -83,13 +88,13 @@ def _kernel(spec: KernelSpec, to_encode: tuple[Any, ...], to_add: tuple[Any, ...
 
         _over_rows(len(records), some_rows)
 
-    def add(out: Tensor, senders: Tensor | None, records: Sequence[Tensor], weight: float) -> None:
-        numbers, counts = out.numpy(), _NO_ROWS if senders is None else senders.numpy()
-        addresses, nbytes = np.array([r.data_ptr() for r in records], np.int64), spec.nbytes
+    def add(out: Tensor, records: Sequence[Tensor], weight: float | None) -> None:
+        numbers, counts = out.numpy(), weight is None
+        addresses = np.array([r.data_ptr() for r in records], np.int64)
 
         def some_rows(first: int, last: int) -> int:
-            rows, starts = slice(first, last), addresses + first * nbytes
-            return run_add(numbers[rows], counts[rows], starts, nbytes, _F(weight), *to_add)
+            starts = addresses + first * nbytes
+            return run_add(numbers[first:last], starts, nbytes, counts, _F(weight or 0), *to_add)
 
         refuse(_over_rows(len(numbers), some_rows))
 
@@ -100,12 +105,12 @@ def _kernel(spec: KernelSpec, to_encode: tuple[Any, ...], to_add: tuple[Any, ...
 
     def refuse(wrong: Sequence[int]) -> None:
         if any(wrong):  # only of Top-k
-            raise no_indices(CHUNK, spec.number, wrong_number=topk.WRONG_NUMBER in wrong)
+            raise no_indices(CHUNK, to_add[0], wrong_number=topk.WRONG_NUMBER in wrong)
 
     # Compiled now, and not in the middle of the first round.
-    rows, records = torch.empty(0, CHUNK), torch.empty(0, spec.nbytes, dtype=torch.uint8)
+    rows, records = torch.empty(0, CHUNK), torch.empty(0, nbytes, dtype=torch.uint8)
     encode(rows, records, None, 1.0)
-    add(rows, None, [records], 1.0)
+    add(rows, [records], 1.0)
     if run_largest is None:  # a few levels a row are read as fast by torch
         return RowKernel(encode, add)
     largest(records)

@@ -1,4 +1,4 @@
-"""Dense records of rows of 4096 numbers: tables of 1, 2 and 4 bits, lines of 8, and E3M0."""
+"""Dense records of rows of 4096 numbers: tables of 1, 2 and 4 bits, lines of 8 bits, and E3M0."""
 # pyright: basic
 
 import numpy as np
@@ -44,19 +44,20 @@ def _range(x):
 
 
 @compiled
-def _mean_and_sigma(x, centred, eighth, scratch):
+def _mean_and_sigma(x, spare, eighth, scratch):
     for i in range(_N):
-        centred[i] = x[i] * _F(1.0 / _N)
-    fold(centred, eighth)
+        spare[i] = x[i] * _F(1.0 / _N)
+    fold(spare, eighth)
     mean = sum_of_eighth(eighth, scratch)
     middle = mean * _F(0.5)
     for i in range(_N):
-        centred[i] = x[i] * _F(0.5) - middle
-    return mean, _F(2) * root_mean_square(centred, largest_bits(centred), eighth, scratch)
+        spare[i] = x[i] * _F(0.5) - middle
+    most = largest_bits(spare)
+    return mean, _F(2) * root_mean_square(spare, most, spare, eighth, scratch)
 
 
 @compiled
-def _place(x, grid, bits, factor, centred, eighth, scratch):
+def _place(x, grid, bits, factor, spare, eighth, scratch):
     """Origin and step of a row, as `thinwire.codecs.levels` has them.
 
     `factor`: of MID_RISE the step in sigmas, of LINEAR the inverse of the number of steps, of
@@ -65,7 +66,7 @@ def _place(x, grid, bits, factor, centred, eighth, scratch):
     top, half = _F((1 << bits) - 1), _F(1 << (bits - 1))
     if grid == MID_RISE:
         most = largest_bits(x)
-        step = root_mean_square(x, most, eighth, scratch) * factor
+        step = root_mean_square(x, most, spare, eighth, scratch) * factor
         if bits == 8:
             step = max(step, float_of(most) * _F(2.0 / 255))
         origin = step * (_F(0.5) - half)
@@ -73,7 +74,7 @@ def _place(x, grid, bits, factor, centred, eighth, scratch):
         low, high = _range(x)
         origin, step = low, high * factor - low * factor
     else:
-        mean, sigma = _mean_and_sigma(x, centred, eighth, scratch)
+        mean, sigma = _mean_and_sigma(x, spare, eighth, scratch)
         step = sigma * factor
         origin = mean - step * half
     if step > _F(0) and step <= _F(TINY):
@@ -95,40 +96,19 @@ def _codes_of(x, origin, step, top, codes):
 
 
 @compiled
-def _masked(y, code, of):
-    return y * _F(1.0 / 8192) if code == of else _F(0)
-
-
-@compiled
-def _eighth_of_code(x, codes, code, eighth):
-    """What three halvings leave of the row where only the numbers of one code are not 0."""
-    n = EIGHTH
-    a, b, c, d = x[:n], x[n : 2 * n], x[2 * n : 3 * n], x[3 * n : 4 * n]
-    e, f, g, h = x[4 * n : 5 * n], x[5 * n : 6 * n], x[6 * n : 7 * n], x[7 * n : 8 * n]
-    p, q, r, s = codes[:n], codes[n : 2 * n], codes[2 * n : 3 * n], codes[3 * n : 4 * n]
-    t, u = codes[4 * n : 5 * n], codes[5 * n : 6 * n]
-    v, w = codes[6 * n : 7 * n], codes[7 * n : 8 * n]
-    for j in range(EIGHTH):
-        ae = _masked(a[j], p[j], code) + _masked(e[j], t[j], code)
-        cg = _masked(c[j], r[j], code) + _masked(g[j], v[j], code)
-        bf = _masked(b[j], q[j], code) + _masked(f[j], u[j], code)
-        dh = _masked(d[j], s[j], code) + _masked(h[j], w[j], code)
-        eighth[j] = (ae + cg) + (bf + dh)
-
-
-@compiled
-def _bin_mean(x, codes, code, level, eighth, scratch):
+def _bin_mean(x, codes, code, level, spare, eighth, scratch):
     """The mean of a code's numbers, or `level` if no number has it."""
     count = _I(0)
     for i in range(_N):
+        spare[i] = x[i] * _F(1.0 / 8192) if codes[i] == code else _F(0)
         count += _I(codes[i] == code)
     if count == 0:
         return level
-    _eighth_of_code(x, codes, code, eighth)
+    fold(spare, eighth)
     return sum_of_eighth(eighth, scratch) / _F(count) * _F(8192)
 
 
-# -- tables ----------------------------------------------------------------------------------------
+# -- tables and lines ------------------------------------------------------------------------------
 
 
 @compiled
@@ -152,13 +132,13 @@ def _pick_of_four(q, a, b, c, d):
 
 @compiled
 def _add_sixteen(part, packed, shift, levels):
-    """part += levels[packed >> shift], where `shift` is 0 or 4."""
+    """part += levels[packed >> shift & 15]."""
     a, b, c, d = levels[0], levels[1], levels[2], levels[3]
     e, f, g, h = levels[4], levels[5], levels[6], levels[7]
     p, q, r, s = levels[8], levels[9], levels[10], levels[11]
     t, u, v, w = levels[12], levels[13], levels[14], levels[15]
     for j in range(len(part)):
-        code = _I(packed[j]) >> _I(shift)
+        code = _I(packed[j]) >> shift
         low = _pick_of_four(code, e, f, g, h) if code & 4 else _pick_of_four(code, a, b, c, d)
         high = _pick_of_four(code, t, u, v, w) if code & 4 else _pick_of_four(code, p, q, r, s)
         part[j] += high if code & 8 else low
@@ -168,14 +148,12 @@ def _add_sixteen(part, packed, shift, levels):
 def _add_levels(x, packed, levels, bits):
     """x += levels[codes]."""
     m = len(packed)
-    if bits == 4:
-        _add_sixteen(x[:m], packed, 0, levels)
-        _add_sixteen(x[m : 2 * m], packed, 4, levels)
-        return
     a, b, c, d = levels[0], levels[1], levels[2], levels[3]
     for plane in range(8 // bits):
         part, shift = x[plane * m : (plane + 1) * m], _I(plane * bits)
-        if bits == 2:
+        if bits == 4:
+            _add_sixteen(part, packed, shift, levels)
+        elif bits == 2:
             for j in range(m):
                 part[j] += _pick_of_four(_I(packed[j]) >> shift, a, b, c, d)
         else:
@@ -184,97 +162,54 @@ def _add_levels(x, packed, levels, bits):
 
 
 @compiled
-def table_encode(x, delta, decay, out, bits, grid, factor):
+def encode(x, delta, decay, out, bits, grid, factor):
     """Encode rows; see `RowKernel`. No row of `delta`: nothing is added."""
-    count = 1 << bits
-    codes, centred = np.empty(_N, np.int32), np.empty(_N, np.float32)
+    count, head = 1 << bits, 8 if bits == 8 else 2 << bits
+    codes, spare = np.empty(_N, np.int32), np.empty(_N, np.float32)
     eighth, scratch = np.empty(EIGHTH, np.float32), np.empty(72, np.float32)
     levels = np.zeros(16, np.float32)
     for row in range(len(x)):
         numbers, record = x[row], out[row]
         if len(delta):
             add_feedback(numbers, delta[row], decay)
-        origin, step = _place(numbers, grid, bits, factor, centred, eighth, scratch)
+        origin, step = _place(numbers, grid, bits, factor, spare, eighth, scratch)
         _codes_of(numbers, origin, step, _F(count - 1), codes)
+        packed = record[head : head + _N * bits // 8]
+        _pack(codes, packed, bits)
+        if bits == 8:
+            put_f32(record, 0, origin)
+            put_f32(record, 4, step)
+            for i in range(_N):
+                numbers[i] -= _F(codes[i]) * step + origin
+            continue
         for code in range(count):
             level = origin + step * _F(code)
             if grid != LINEAR:
-                level = _bin_mean(numbers, codes, _I(code), level, eighth, scratch)
+                level = _bin_mean(numbers, codes, _I(code), level, spare, eighth, scratch)
             levels[code] = -put_bf16(record, 2 * code, level)
-        packed = record[2 * count : 2 * count + _N * bits // 8]
-        _pack(codes, packed, bits)
         _add_levels(numbers, packed, levels, bits)
 
 
 @compiled
-def table_add(out, senders, addresses, nbytes, weight, bits):
-    """Add the records at `addresses`; 0, for any bytes are a record.
-
-    No row of `senders`: nothing is counted.
-    """
-    count = 1 << bits
-    levels, counts = np.zeros(16, np.float32), np.zeros(16, np.float32)
+def add(out, addresses, nbytes, counts, weight, bits):
+    """Add the records at `addresses`, or count their numbers; 0, for any bytes are a record."""
+    levels = np.zeros(16, np.float32)
+    head = 8 if bits == 8 else 2 << bits
     for row in range(len(out)):
         for address in addresses:
             record = records_at(address, len(out), nbytes)[row]
-            for code in range(count):
-                level = get_bf16(record, 2 * code)
-                levels[code], counts[code] = level * weight, _F(level != 0)
-            _add_levels(out[row], record[2 * count : 2 * count + _N * bits // 8], levels, bits)
-            if len(senders):
-                packed = record[2 * count : 2 * count + _N * bits // 8]
-                _add_levels(senders[row], packed, counts, bits)
-    return 0
-
-
-# -- lines -----------------------------------------------------------------------------------------
-
-
-@compiled
-def affine_encode(x, delta, decay, out, grid, factor):
-    """As `table_encode`, with 8 bits."""
-    codes, centred = np.empty(_N, np.int32), np.empty(_N, np.float32)
-    eighth, scratch = np.empty(EIGHTH, np.float32), np.empty(72, np.float32)
-    for row in range(len(x)):
-        numbers, record = x[row], out[row]
-        if len(delta):
-            add_feedback(numbers, delta[row], decay)
-        origin, step = _place(numbers, grid, 8, factor, centred, eighth, scratch)
-        _codes_of(numbers, origin, step, _F(255), codes)
-        put_f32(record, 0, origin)
-        put_f32(record, 4, step)
-        packed = record[8 : 8 + _N]
-        _pack(codes, packed, 8)
-        for i in range(_N):
-            numbers[i] -= _F(codes[i]) * step + origin
-
-
-@compiled
-def affine_add(out, senders, addresses, nbytes, weight):
-    """As `table_add`, with 8 bits."""
-    for row in range(len(out)):
-        for address in addresses:
-            record = records_at(address, len(out), nbytes)[row]
+            x, packed = out[row], record[head : head + _N * bits // 8]
+            if bits < 8:
+                for code in range(1 << bits):
+                    level = get_bf16(record, 2 * code)
+                    levels[code] = _F(level != 0) if counts else level * weight
+                _add_levels(x, packed, levels, bits)
+                continue
             origin, step = get_f32(record, 0), get_f32(record, 4)
-            x, packed = out[row], record[8 : 8 + _N]
             for i in range(_N):
-                x[i] += (_F(packed[i]) * step + origin) * weight
-            if len(senders):
-                counted = senders[row]
-                for i in range(_N):
-                    counted[i] += _F(_F(packed[i]) * step + origin != 0)
+                value = _F(packed[i]) * step + origin
+                x[i] += _F(value != 0) if counts else value * weight
     return 0
-
-
-@compiled
-def affine_largest(records):
-    """0, and the bits of the largest magnitude at the ends of a line."""
-    most = _I(0)
-    for row in range(len(records)):
-        origin, step = get_f32(records[row], 0), get_f32(records[row], 4)
-        end = _F(255) * step + origin
-        most = max(most, bits_of(origin) & _MAGNITUDE, bits_of(end) & _MAGNITUDE)
-    return 0, most
 
 
 # -- E3M0 ------------------------------------------------------------------------------------------
@@ -319,29 +254,21 @@ def e3m0_encode(x, delta, decay, out):
 
 
 @compiled
-def _add_row(x, packed, scale, weight):
-    a, b = x[: _N // 2], x[_N // 2 : _N]
-    for j in range(_N // 2):
-        a[j] += _value(_I(packed[j] & 15), scale) * weight
-    for j in range(_N // 2):
-        b[j] += _value(_I(packed[j] >> 4), scale) * weight
-
-
-@compiled
-def e3m0_add(out, senders, addresses, nbytes, weight):
-    """Add the records at `addresses`; 0, for any bytes are a record.
-
-    No row of `senders`: nothing is counted.
-    """
-    counts = np.empty(16, np.float32)
+def e3m0_add(out, addresses, nbytes, counts, weight):
+    """Add the records at `addresses`, or count their numbers; 0, for any bytes are a record."""
+    half, levels = _N // 2, np.empty(16, np.float32)
     for row in range(len(out)):
         for address in addresses:
             record = records_at(address, len(out), nbytes)[row]
-            scale, packed = get_bf16(record, 0), record[2 : 2 + _N // 2]
-            _add_row(out[row], packed, scale, weight)
-            if len(senders):
+            scale, packed = get_bf16(record, 0), record[2 : 2 + half]
+            low, high = out[row, :half], out[row, half:]
+            if counts:
                 for code in range(16):
-                    counts[code] = _F(_value(_I(code), scale) != 0)
-                _add_sixteen(senders[row, : _N // 2], packed, 0, counts)
-                _add_sixteen(senders[row, _N // 2 :], packed, 4, counts)
+                    levels[code] = _F(_value(_I(code), scale) != 0)
+                _add_levels(out[row], packed, levels, 4)
+                continue
+            for j in range(half):
+                low[j] += _value(_I(packed[j] & 15), scale) * weight
+            for j in range(half):
+                high[j] += _value(_I(packed[j] >> 4), scale) * weight
     return 0

@@ -163,22 +163,12 @@ def sum_of_eighth(eighth, scratch):
 
 
 @compiled
-def _square(x, scale):
-    y = x * scale
-    return y * y
-
-
-@compiled
-def root_mean_square(x, largest, eighth, scratch):
+def root_mean_square(x, largest, scaled, eighth, scratch):
     """`thinwire.codecs.levels.root_mean_square` of a row; `largest`: its `largest_bits`."""
     exponent = min(max(_I(254) - (largest >> _I(23)), _I(1)), _I(253))
     s, inverse = float_of(exponent << _I(23)), float_of((_I(254) - exponent) << _I(23))
-    n = EIGHTH
-    a, b, c, d = x[:n], x[n : 2 * n], x[2 * n : 3 * n], x[3 * n : 4 * n]
-    e, f, g, h = x[4 * n : 5 * n], x[5 * n : 6 * n], x[6 * n : 7 * n], x[7 * n : 8 * n]
-    for j in range(EIGHTH):
-        even = (_square(a[j], s) + _square(e[j], s)) + (_square(c[j], s) + _square(g[j], s))
-        odd = (_square(b[j], s) + _square(f[j], s)) + (_square(d[j], s) + _square(h[j], s))
-        eighth[j] = even + odd
+    for i in range(_N):
+        scaled[i] = (x[i] * s) * (x[i] * s)
+    fold(scaled, eighth)
     root = _F(math.sqrt(sum_of_eighth(eighth, scratch)))
     return root * _F(1.0 / 64) * inverse

@@ -1,4 +1,8 @@
-"""Top-k with sign-mean or sign-levels values: rows of 4096 numbers, k up to 2048."""
+"""Top-k with sign-mean or sign-levels values: rows of 4096 numbers, k up to 2048.
+
+`bits` is the size of a value's code: 1 for sign-mean (a sign), 2 for sign-levels (a level and a
+sign). It is also the number of levels.
+"""
 # pyright: basic
 
 import numpy as np
@@ -14,10 +18,10 @@ from thinwire.codecs.kernels.numba_rows import (
 )
 
 MOST = 2048
-"""The largest k: beyond it, places have no low bits."""
+"""The largest k with a kernel: beyond it, places have no low bits."""
 
 WRONG_NUMBER, DESCENDING = 1, 2
-"""What may be wrong with a record; 0 if nothing is."""
+"""Defects of a record; 0 is none."""
 
 _F, _I = np.float32, np.int32
 _N = 4096
@@ -30,13 +34,13 @@ _MAGNITUDE = np.int32(0x7FFFFFFF)
 
 @compiled
 def _bits(value):
-    """Of its magnitude: in the order of the magnitudes, NaN the largest."""
+    """Bits of the magnitude of `value`, ordered as magnitudes are, with NaN the largest."""
     return bits_of(value) & _MAGNITUDE
 
 
 @compiled
 def _maxima(x, groups):
-    """The bits of the largest magnitude of each group; and of all."""
+    """Store `_bits` of the largest magnitude of each group, and return the largest of all."""
     n = _GROUPS
     a, b, c, d = x[:n], x[n : 2 * n], x[2 * n : 3 * n], x[3 * n : 4 * n]
     e, f, g, h = x[4 * n : 5 * n], x[5 * n : 6 * n], x[6 * n : 7 * n], x[7 * n : 8 * n]
@@ -60,9 +64,12 @@ def _count(bits, t):
 
 @compiled
 def _cut(bits, k, most, slack):
-    """A t with k <= |{bits >= t}| <= k + slack; with slack 0, or ties across the cut, the k-th."""
+    """A threshold that k to k + slack of `bits` reach.
+
+    With slack 0, or with ties across the cut, it is the k-th largest.
+    """
     low, high = _I(0), most
-    t = _I(most - _I(4 << 23))  # usually within 16 times of the largest
+    t = _I(most - _I(4 << 23))  # the k-th is usually more than a sixteenth of the largest
     while low < high:
         if t <= low:
             t = _I(high - ((high - low) >> _I(1)))
@@ -79,11 +86,11 @@ def _cut(bits, k, most, slack):
 
 @compiled
 def _select(x, k, places, groups, found, where, marks):
-    """The k largest places of a row, ascending, ties to the lowest."""
+    """Store the places of the k largest magnitudes of a row, ascending; ties to the lowest."""
     most = _maxima(x, groups)
     # The k largest lie in groups whose maximum is at least the k-th largest maximum.
     t = _cut(groups, k, most, k // 8) if k <= _GROUPS else _I(0)
-    # Written always and counted sometimes: a branch on such numbers would be guessed wrong.
+    # Store always and advance sometimes: a branch on such numbers would be mispredicted.
     few = n = 0
     for j in range(_GROUPS):
         places[few] = _I(j)
@@ -106,7 +113,7 @@ def _select(x, k, places, groups, found, where, marks):
         elif found[i] == exact:
             where[at_cut] = where[i]
             at_cut += 1
-    # Candidates come group by group: only where there are too many is their order asked for.
+    # Candidates come group by group: sort them only where some have to be dropped.
     chosen = where[:at_cut] if at_cut == k - above else np.sort(where[:at_cut])[: k - above]
     for place in chosen:
         marks[place >> 6] |= np.uint64(1) << np.uint64(place & 63)
@@ -124,7 +131,7 @@ def _select(x, k, places, groups, found, where, marks):
 
 @compiled
 def _sizes(k):
-    """Low bits of a place, and the bytes of bitmap and of low bits."""
+    """Number of low bits of a place, and bytes of the bitmap and of the low bits."""
     low_bits = 0
     while (k << (low_bits + 1)) <= _N:
         low_bits += 1
@@ -133,9 +140,10 @@ def _sizes(k):
 
 @compiled
 def _put_places(record, places, k, low_bits, high, low):
+    """Write the Elias-Fano code of `places`: `high` bytes of bitmap, then `low` of low bits."""
     for j in range(high + low):
         record[j] = np.uint8(0)
-    first = bit = 0  # of the plane of the bitmap that the place lies in; divisions would be slow
+    first = bit = 0  # of the bitmap's plane that holds the place; a division would be slow
     for i in range(k):
         p = (places[i] >> low_bits) + i
         while p >= first + high:
@@ -157,7 +165,7 @@ def _put_places(record, places, k, low_bits, high, low):
 
 @compiled
 def _get_places(record, places, k, low_bits, high, low):
-    """What is wrong with a record's places; `places` has room for 8 * high + 1."""
+    """Read the places of a record, and return its defect; `places` has room for 8 * high + 1."""
     n = 0
     for plane in range(8):
         for j in range(high):
@@ -184,7 +192,7 @@ def _get_places(record, places, k, low_bits, high, low):
 
 @compiled
 def _sum(x, n):
-    """The sum by halves of a scratch vector, which is spoilt; n is a power of two."""
+    """Sum by halves of the first n numbers of `x`, which it overwrites; n is a power of two."""
     while n > 1:
         n //= 2
         a, b = x[:n], x[n : 2 * n]
@@ -194,8 +202,8 @@ def _sum(x, n):
 
 
 @compiled
-def _put_values(x, record, places, k, two_levels, scaled, masked):
-    """Levels and codes of the kept numbers into `record`; x loses what they stand for."""
+def _put_values(x, record, places, k, bits, scaled, masked):
+    """Write levels and codes of the kept numbers, and subtract from x the values that they mean."""
     per, share = _F(1.0 / k), _F(k)
     n = 1
     while n < k:
@@ -207,46 +215,39 @@ def _put_values(x, record, places, k, two_levels, scaled, masked):
     total = _sum(masked, n)
     for j in range(len(record)):
         record[j] = np.uint8(0)
-    if not two_levels:
-        level, m = put_bf16(record, 0, total), (k + 7) // 8
-        for plane in range(8):
-            for j in range(min(m, k - plane * m)):
-                place = places[plane * m + j]
-                value = x[place]
-                negative = np.int64(bits_of(value) < 0)
-                record[2 + j] |= np.uint8(negative << plane)
-                x[place] = value + (level if negative else -level)
-        return
-    bound, count = total * per, 0
-    for i in range(k):
-        high = scaled[i] >= bound
-        count += np.int64(high)
-        masked[i] = scaled[i] if high else _F(0)
-    for i in range(k, n):
-        masked[i] = _F(0)
-    above = _sum(masked, n)
-    low_share = _F(1) / _F(max(k - count, 1)) * share
-    high_share = _F(1) / _F(max(count, 1)) * share
-    low_level = put_bf16(record, 0, max((total - above) * low_share, _F(0)))
-    high_level = put_bf16(record, 2, max(above * high_share, _F(0)))
-    m = (2 * k + 7) // 8
-    for plane in range(4):
-        for j in range(min(m, k - plane * m)):
-            place = places[plane * m + j]
-            value = x[place]
-            negative = np.int64(bits_of(value) < 0)
-            high = np.int64(scaled[plane * m + j] >= bound)
+    bound, count = _F(np.inf), 0
+    if bits == 1:
+        low_level = high_level = put_bf16(record, 0, total)
+    else:
+        bound = total * per
+        for i in range(k):
+            high = scaled[i] >= bound
+            count += np.int64(high)
+            masked[i] = scaled[i] if high else _F(0)
+        for i in range(k, n):
+            masked[i] = _F(0)
+        above = _sum(masked, n)
+        low_share = _F(1) / _F(max(k - count, 1)) * share
+        high_share = _F(1) / _F(max(count, 1)) * share
+        low_level = put_bf16(record, 0, max((total - above) * low_share, _F(0)))
+        high_level = put_bf16(record, 2, max(above * high_share, _F(0)))
+    m = (bits * k + 7) // 8
+    for plane in range(8 // bits):
+        for i in range(plane * m, min((plane + 1) * m, k)):
+            value = x[places[i]]
+            negative, high = np.int64(bits_of(value) < 0), np.int64(scaled[i] >= bound)
+            code = high | negative << (bits - 1)
+            record[2 * bits + i - plane * m] |= np.uint8(code << (bits * plane))
             level = high_level if high else low_level
-            record[4 + j] |= np.uint8((high | negative << 1) << (2 * plane))
-            x[place] = value + (level if negative else -level)
+            x[places[i]] = value + (level if negative else -level)
 
 
 # -- entry points ----------------------------------------------------------------------------------
 
 
 @compiled
-def encode(x, delta, decay, out, k, two_levels):
-    """Encode rows; see `RowKernel`. No row of `delta`: nothing is added."""
+def encode(x, delta, decay, out, k, bits):
+    """Encode rows; see `RowKernel`. An empty `delta` adds nothing."""
     low_bits, high, low = _sizes(k)
     places, where = np.empty(_N, np.int32), np.empty(_N + 1, np.int32)
     groups, found = np.empty(_GROUPS, np.int32), np.empty(_N + 1, np.int32)
@@ -258,33 +259,15 @@ def encode(x, delta, decay, out, k, two_levels):
         _select(x[row], k, places, groups, found, where, marks)
         record = out[row]
         _put_places(record, places, k, low_bits, high, low)
-        _put_values(x[row], record[high + low :], places, k, two_levels, scaled, masked)
+        _put_values(x[row], record[high + low :], places, k, bits, scaled, masked)
 
 
 @compiled
-def _add_levels(x, places, values, levels, k, two_levels):
-    """Add to x at each place the level of its code: bit 0 is the high one, bit 1 negates it."""
-    if two_levels:
-        m = (2 * k + 7) // 8
-        for plane in range(4):
-            for j in range(min(m, k - plane * m)):
-                x[places[plane * m + j]] += levels[values[4 + j] >> (2 * plane) & 3]
-        return
-    m = (k + 7) // 8
-    for plane in range(8):
-        for j in range(min(m, k - plane * m)):
-            x[places[plane * m + j]] += levels[(values[2 + j] >> plane & 1) << 1]
-
-
-@compiled
-def add(out, senders, addresses, nbytes, weight, k, two_levels):
-    """Add the records at `addresses`; what is wrong with any of them.
-
-    No row of `senders`: nothing is counted.
-    """
+def add(out, addresses, nbytes, counts, weight, k, bits):
+    """Add or count the numbers of the records at `addresses`, and return the worst defect."""
     low_bits, high, low = _sizes(k)
     places, levels = np.empty(8 * high + 1, np.int32), np.empty(4, np.float32)
-    worst = 0
+    worst, m, mask = 0, (bits * k + 7) // 8, (1 << bits) - 1
     for row in range(len(out)):
         x = out[row]
         for address in addresses:
@@ -294,21 +277,21 @@ def add(out, senders, addresses, nbytes, weight, k, two_levels):
                 worst = wrong if worst == 0 else min(worst, wrong)
                 continue
             values = record[high + low :]
-            a = get_bf16(values, 0)
-            b = get_bf16(values, 2) if two_levels else a
-            levels[0], levels[1] = a * weight, b * weight
-            levels[2], levels[3] = -a * weight, -b * weight
-            _add_levels(x, places, values, levels, k, two_levels)
-            if len(senders):
-                levels[0] = levels[2] = _F(a != 0)
-                levels[1] = levels[3] = _F(b != 0)
-                _add_levels(senders[row], places, values, levels, k, two_levels)
+            for code in range(2 * bits):  # those of negative values come last
+                level = get_bf16(values, 2 * (code % bits))
+                signed = level if code < bits else -level
+                levels[code] = _F(level != 0) if counts else signed * weight
+            codes = values[2 * bits :]
+            for plane in range(8 // bits):
+                for j in range(min(m, k - plane * m)):
+                    code = codes[j] >> (bits * plane) & mask
+                    x[places[plane * m + j]] += levels[code]
     return worst
 
 
 @compiled
-def largest(records, k, two_levels):
-    """What is wrong with any record, and the largest magnitude of a level, NaN counted as such."""
+def largest(records, k, bits):
+    """Return the worst defect of a record, and the bits of the largest magnitude of a level."""
     low_bits, high, low = _sizes(k)
     places, worst, most = np.empty(8 * high + 1, np.int32), 0, _I(0)
     for row in range(len(records)):
@@ -316,6 +299,6 @@ def largest(records, k, two_levels):
         wrong = _get_places(record, places, k, low_bits, high, low)
         if wrong:
             worst = wrong if worst == 0 else min(worst, wrong)
-        for level in range(2 if two_levels else 1):
+        for level in range(bits):
             most = max(most, bits_of(get_bf16(record, high + low + 2 * level)) & _MAGNITUDE)
     return worst, most

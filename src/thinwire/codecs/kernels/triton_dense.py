@@ -8,23 +8,17 @@ it: a program keeps the row in registers. The mean takes all workers in one kern
 # pyright: reportMissingParameterType=false, reportOperatorIssue=false, reportArgumentType=false
 # pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 
-from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from thinwire.codecs.kernels import KernelSpec, RowKernel
 from thinwire.codecs.kernels.triton_ops import (
     bf16_bits,
     bf16_to_float,
     by_halves,
     inverse,
     is_tiny,
-    launch,
     load_bf16,
     load_row,
     store_bytes,
@@ -35,35 +29,27 @@ _FAR = tl.constexpr(FAR)
 
 
 @triton.jit(do_not_specialize=["workers"])
-def _add(
-    out,
-    senders,
-    records,
-    workers,
-    weight,
-    head: tl.constexpr,
-    bits: tl.constexpr,
-    value_of: tl.constexpr,
+def add(
+    out, records, workers, weight, head: tl.constexpr, bits: tl.constexpr, value_of: tl.constexpr
 ):
-    """`head` bytes, then planar codes of `bits` bits; `value_of` reads the head for codes."""
+    """`head` bytes, then planar codes of `bits` bits; `value_of` reads the head for codes.
+
+    Without a weight, count the numbers that are not zero.
+    """
     row = tl.program_id(0).to(tl.int64)
     nbytes: tl.constexpr = 512 * bits
     plane, byte = tl.arange(0, 8 // bits)[:, None], tl.arange(0, nbytes)[None, :]
     place = row * 4096 + plane * nbytes + byte
     total = tl.load(out + place)
-    count = total
-    if senders is not None:
-        count = tl.load(senders + place)
     for worker in range(workers):
         record = tl.load(records + worker).to(tl.pointer_type(tl.uint8)) + row * (head + nbytes)
         codes = tl.load(record + head + byte).to(tl.int32) >> (bits * plane)
         value = value_of(record, codes & (2**bits - 1))
-        total += value * weight
-        if senders is not None:
-            count += (value != 0).to(tl.float32)
+        if weight is None:
+            total += (value != 0).to(tl.float32)
+        else:
+            total += value * weight
     tl.store(out + place, total)
-    if senders is not None:
-        tl.store(senders + place, count)
 
 
 @triton.constexpr_function
@@ -125,55 +111,46 @@ def _codes(x, origin, step, bits: tl.constexpr):
 
 
 @triton.jit
-def _level_of(record, code):
-    # The levels of a row are in one line of the cache.
+def level_of(record, code):
+    """The numbers of codes of a table, whose levels are in one line of the cache."""
     return load_bf16(record + 2 * code)
 
 
 @triton.jit
-def _encode_table(
-    x, delta, decay, out, bits: tl.constexpr, place: tl.constexpr, means: tl.constexpr
-):
+def encode(x, delta, decay, out, bits: tl.constexpr, place: tl.constexpr, means: tl.constexpr):
+    """A table of levels or, for 8 bits, origin and step; then the codes."""
     row = tl.program_id(0).to(tl.int64)
     i = row * 4096 + tl.arange(0, 4096)
     per_byte: tl.constexpr = 8 // bits
     nbytes: tl.constexpr = 512 * bits
-    record = out + row * (2 * 2**bits + nbytes)
+    head: tl.constexpr = 8 if bits == 8 else 2 * 2**bits
+    record = out + row * (head + nbytes)
     number = load_row(x, delta, decay, i)
     origin, step = place(number, bits)
     origin, step = _within_reach(origin, step, bits)
     codes = _codes(number, origin, step, bits)
-    scaled = number * (1.0 / 8192)
-    for code in range(2**bits):
-        level = origin + step * code
-        here = codes == code
-        if means:
-            count = tl.sum(here.to(tl.int32), 0).to(tl.float32)
-            mean = by_halves(tl.where(here, scaled, 0.0), 4096)
-            mean = tl.div_rn(mean, tl.maximum(count, 1.0)) * 8192.0
-            level = tl.where(count > 0, mean, level)
-        store_bytes(record + 2 * code, bf16_bits(level), 2)
     plane = tl.arange(0, per_byte)[:, None]
     packed = tl.sum(tl.reshape(codes, (per_byte, nbytes)) << (bits * plane), 0)
-    tl.store(record + 2 * 2**bits + tl.arange(0, nbytes), packed.to(tl.uint8))
-    # Levels are read again from where they were written: kept, they would take a register a number.
-    tl.debug_barrier()
-    tl.store(x + i, number - _level_of(record, codes))
-
-
-@triton.jit
-def _encode_affine(x, delta, decay, out, place: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, 4096)
-    record = out + row * 4104
-    number = load_row(x, delta, decay, row * 4096 + column)
-    origin, step = place(number, 8)
-    origin, step = _within_reach(origin, step, 8)
-    codes = _codes(number, origin, step, 8)
-    store_bytes(record, origin.to(tl.int32, bitcast=True), 4)
-    store_bytes(record + 4, step.to(tl.int32, bitcast=True), 4)
-    tl.store(record + 8 + column, codes.to(tl.uint8))
-    tl.store(x + row * 4096 + column, number - (codes.to(tl.float32) * step + origin))
+    if bits == 8:
+        store_bytes(record, origin.to(tl.int32, bitcast=True), 4)
+        store_bytes(record + 4, step.to(tl.int32, bitcast=True), 4)
+        tl.store(record + head + tl.arange(0, nbytes), packed.to(tl.uint8))
+        tl.store(x + i, number - (codes.to(tl.float32) * step + origin))
+    else:
+        scaled = number * (1.0 / 8192)
+        for code in range(2**bits):
+            level = origin + step * code
+            here = codes == code
+            if means:
+                count = tl.sum(here.to(tl.int32), 0).to(tl.float32)
+                mean = by_halves(tl.where(here, scaled, 0.0), 4096)
+                mean = tl.div_rn(mean, tl.maximum(count, 1.0)) * 8192.0
+                level = tl.where(count > 0, mean, level)
+            store_bytes(record + 2 * code, bf16_bits(level), 2)
+        tl.store(record + head + tl.arange(0, nbytes), packed.to(tl.uint8))
+        # Levels are read back from memory: kept, they would take a register for each number.
+        tl.debug_barrier()
+        tl.store(x + i, number - level_of(record, codes))
 
 
 @triton.jit
@@ -185,7 +162,8 @@ def _load_float(where):
 
 
 @triton.jit
-def _point_of(record, code):
+def point_of(record, code):
+    """The numbers of codes of a line."""
     return code.to(tl.float32) * _load_float(record + 4) + _load_float(record)
 
 
@@ -199,7 +177,8 @@ def _power(code, scale):
 
 
 @triton.jit
-def _encode_e3m0(x, delta, decay, out):
+def encode_e3m0(x, delta, decay, out):
+    """The scale, then the codes."""
     row = tl.program_id(0).to(tl.int64)
     # Two planes: byte j has the codes j and j + 2048.
     plane, column = tl.arange(0, 2)[:, None], tl.arange(0, 2048)[None, :]
@@ -224,38 +203,10 @@ def _encode_e3m0(x, delta, decay, out):
 
 
 @triton.jit
-def _power_of(record, code):
+def power_of(record, code):
+    """The numbers of codes of E3M0."""
     return _power(code, load_bf16(record))
 
 
-_PLACING: dict[type, Any] = {MidRise: _mid_rise, Statistical: _statistical, Linear: _linear}
-
-
-def build(spec: KernelSpec) -> RowKernel | None:
-    """The kernel for a spec; None for grids of other packages."""
-    bits, place = spec.number, _PLACING.get(type(spec.grid))
-    if spec.family == "e3m0":
-        head, value_of, run = 2, _power_of, partial(launch, _encode_e3m0)
-    elif place is None:
-        return None
-    elif spec.family == "affine":
-        head, value_of = 8, _point_of
-        run = partial(launch, _encode_affine, place=place)
-    else:
-        head, value_of, means = 2 * 2**bits, _level_of, spec.grid and spec.grid.means
-        run = partial(launch, _encode_table, bits=bits, place=place, means=means)
-
-    def encode(x: Tensor, out: Tensor, delta: Tensor | None, decay: float) -> None:
-        run(len(x), x, delta, decay, out)
-
-    def add(out: Tensor, senders: Tensor | None, records: Sequence[Tensor], weight: float) -> None:
-        if not records:
-            return
-        # Where each worker's records begin, without waiting for the device: one kernel then reads
-        # any number of payloads, with none of them copied.
-        begins = torch.tensor([r.data_ptr() for r in records], pin_memory=out.is_cuda)
-        begins = begins.to(out.device, non_blocking=True)
-        arguments = (out, senders, begins, len(records), weight)
-        launch(_add, len(out), *arguments, head=head, bits=bits, value_of=value_of)
-
-    return RowKernel(encode, add)
+PLACING: dict[type, Any] = {MidRise: _mid_rise, Statistical: _statistical, Linear: _linear}
+"""By grid: the function for the origin and the step of a row."""

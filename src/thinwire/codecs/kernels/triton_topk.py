@@ -1,43 +1,37 @@
-"""Top-k for GPUs: two kernels choose and write, one kernel a worker adds.
+"""Top-k for GPUs: two kernels choose and write, one kernel per worker adds.
 
-The k-th magnitude is found by bisection on the bits of numbers, whose order is that of magnitudes.
-Then a running count of the numbers above it and of those equal to it gives each kept number its
-rank, of equal ones the lowest places first, and with it its place in the Elias-Fano code.
+Bisection on the bits of the numbers, which are ordered as magnitudes are, finds the k-th magnitude.
+Running counts of the numbers above it and of those equal to it then give each kept number its rank
+(of equal ones the lowest places first), and with it its place in the Elias-Fano code.
 
-Reading is done for the bits of the bitmap, twice as many as numbers: the rank of a set bit says
-where the other bits of its number lie, so that none has to be moved to its place in a list.
+A reader takes one lane for each bit of the bitmap, twice as many as numbers: the rank of a set bit
+locates the other bits of its number, so that none has to be moved to its place in a list.
+
+`bits` is the size of a value's code: 1 for sign-mean (a sign), 2 for sign-levels (a level and a
+sign).
 """
 
 # The bodies of kernels are Triton's language, whose types Python's do not describe.
 # pyright: reportMissingParameterType=false, reportOperatorIssue=false, reportArgumentType=false
 # pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 
-from collections.abc import Sequence
-from typing import Any
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from thinwire.codecs.bits import floats, no_indices
-from thinwire.codecs.kernels import KernelSpec, RowKernel
 from thinwire.codecs.kernels.triton_ops import (
     bf16_bits,
     bf16_to_float,
     by_halves,
-    launch,
     load_bf16,
     load_row,
     log2,
     store_bytes,
 )
-from thinwire.fragments.layout import CHUNK
 
 
 @triton.jit
-def _choose(x, delta, decay, places, kept, k: tl.constexpr):
-    """x = decay * x + delta; the k largest of the row in the order of their places."""
+def choose(x, delta, decay, places, kept, k: tl.constexpr):
+    """x = decay * x + delta; store the k largest of the row in the order of their places."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, 4096)
     number = load_row(x, delta, decay, row * 4096 + i)
@@ -51,7 +45,7 @@ def _choose(x, delta, decay, places, kept, k: tl.constexpr):
         middle = low + ((high - low + 1) >> 1)
         count = tl.sum((bits >= middle).to(tl.int32), 0)
         low = tl.where(count >= k, middle, low)
-        # With k of them exactly there is no need to know the k-th itself.
+        # Exactly k of them are enough: the k-th itself need not be known.
         high = tl.where(count == k, middle, tl.where(count > k, high, middle - 1))
     above, equal = bits > low, bits == low
     wanted = k - tl.sum(above.to(tl.int32), 0)
@@ -66,7 +60,7 @@ def _choose(x, delta, decay, places, kept, k: tl.constexpr):
 
 @triton.jit
 def _store_places(record, place, places, k: tl.constexpr):
-    """The Elias-Fano code of `place` [k], which can also be read at `places`."""
+    """Write the Elias-Fano code of `place` [k], which is also in memory at `places`."""
     low: tl.constexpr = 12 - log2(k)
     high_nbytes: tl.constexpr = k // 4
     low_nbytes: tl.constexpr = low * k // 8
@@ -85,13 +79,12 @@ def _store_places(record, place, places, k: tl.constexpr):
 
 
 @triton.jit
-def _write(x, out, places, kept, k: tl.constexpr, two_levels: tl.constexpr):
-    """The record of a row's kept numbers; x loses what it stands for."""
+def write(x, out, places, kept, k: tl.constexpr, bits: tl.constexpr):
+    """Write the record of a row's kept numbers, and subtract from x what it decodes to."""
     row = tl.program_id(0).to(tl.int64)
-    code_bits: tl.constexpr = 2 if two_levels else 1
-    code_nbytes: tl.constexpr = k * code_bits // 8
+    code_nbytes: tl.constexpr = k * bits // 8
     values_at: tl.constexpr = k // 4 + (12 - log2(k)) * k // 8
-    record = out + row * (values_at + 2 * code_bits + code_nbytes)
+    record = out + row * (values_at + 2 * bits + code_nbytes)
     j = tl.arange(0, k)
     place = tl.load(places + row * k + j)
     number = tl.load(kept + row * k + j)
@@ -99,7 +92,7 @@ def _write(x, out, places, kept, k: tl.constexpr, two_levels: tl.constexpr):
     negative = (number.to(tl.int32, bitcast=True) >> 31) & 1
     scaled = tl.abs(number) * (1.0 / k)
     total = by_halves(scaled, k)
-    if two_levels:
+    if bits == 2:
         is_high = scaled >= total * (1.0 / k)
         count = tl.sum(is_high.to(tl.int32), 0)
         above = by_halves(tl.where(is_high, scaled, 0.0), k)
@@ -114,9 +107,9 @@ def _write(x, out, places, kept, k: tl.constexpr, two_levels: tl.constexpr):
         level = bf16_bits(total)
         store_bytes(record + values_at, level, 2)
         code = negative
-    plane = tl.arange(0, 8 // code_bits)[:, None]
-    planes = tl.reshape(code, (8 // code_bits, code_nbytes)) << (code_bits * plane)
-    codes_at = record + values_at + 2 * code_bits
+    plane = tl.arange(0, 8 // bits)[:, None]
+    planes = tl.reshape(code, (8 // bits, code_nbytes)) << (bits * plane)
+    codes_at = record + values_at + 2 * bits
     tl.store(codes_at + tl.arange(0, code_nbytes), tl.sum(planes, 0).to(tl.uint8))
     value = bf16_to_float(level | (negative << 15))
     tl.store(x + row * 4096 + place, number - value)
@@ -124,13 +117,13 @@ def _write(x, out, places, kept, k: tl.constexpr, two_levels: tl.constexpr):
 
 @triton.jit
 def _bit_of(packed, q, nbytes: tl.constexpr, mask):
-    """Bit q of planar codes of one bit in `nbytes` bytes."""
+    """Return bit q of planar codes of one bit in `nbytes` bytes."""
     return (tl.load(packed + q % nbytes, mask=mask, other=0).to(tl.int32) >> (q // nbytes)) & 1
 
 
 @triton.jit
 def _low_bits(packed, rank, k: tl.constexpr, mask):
-    """The low bits of the place with a rank."""
+    """Return the low bits of the places with the given ranks."""
     bits = rank * 0
     for p in tl.static_range(12 - log2(k)):
         bits |= _bit_of(packed, p * k + rank, (12 - log2(k)) * k // 8, mask) << p
@@ -139,7 +132,10 @@ def _low_bits(packed, rank, k: tl.constexpr, mask):
 
 @triton.jit
 def _load_places(record, wrong, k: tl.constexpr):
-    """For each of 2k bits its place, its rank and whether there is one; wrong bytes are marked."""
+    """Return for each bit of the bitmap its place, its rank, and a mask of the bits that name one.
+
+    Defects of the record are marked in `wrong`: another number of places, places out of order.
+    """
     high_nbytes: tl.constexpr = k // 4
     bit = tl.arange(0, 2 * k)
     is_set = _bit_of(record, bit, high_nbytes, bit >= 0)
@@ -159,9 +155,9 @@ def _load_places(record, wrong, k: tl.constexpr):
 
 
 @triton.jit
-def _load_values(packed, rank, named, k: tl.constexpr, two_levels: tl.constexpr):
-    """The numbers with given ranks."""
-    if two_levels:
+def _load_values(packed, rank, named, k: tl.constexpr, bits: tl.constexpr):
+    """Return the numbers with the given ranks."""
+    if bits == 2:
         # Of planar codes of 2 bits, code c is at bits 2 (c // m) and up of byte c mod m.
         nbytes: tl.constexpr = k // 4
         byte = tl.load(packed + 4 + rank % nbytes, mask=named, other=0).to(tl.int32)
@@ -175,66 +171,20 @@ def _load_values(packed, rank, named, k: tl.constexpr, two_levels: tl.constexpr)
 
 
 @triton.jit
-def _check(records, wrong, nbytes, k: tl.constexpr):
+def check(records, wrong, nbytes, k: tl.constexpr):
+    """Mark the defects of the records in `wrong`."""
     row = tl.program_id(0).to(tl.int64)
     _load_places(records + row * nbytes, wrong, k)
 
 
 @triton.jit
-def _add(out, senders, records, wrong, weight, k: tl.constexpr, two_levels: tl.constexpr):
+def add(out, records, wrong, weight, k: tl.constexpr, bits: tl.constexpr):
+    """Add the numbers of one worker's records, or count them without a weight."""
     row = tl.program_id(0).to(tl.int64)
     values_at: tl.constexpr = k // 4 + (12 - log2(k)) * k // 8
-    code_bits: tl.constexpr = 2 if two_levels else 1
-    record = records + row * (values_at + 2 * code_bits + k * code_bits // 8)
+    record = records + row * (values_at + 2 * bits + k * bits // 8)
     place, rank, named = _load_places(record, wrong, k)
-    value = _load_values(record + values_at, rank, named, k, two_levels)
-    where = row * 4096 + place
-    total = tl.load(out + where, mask=named, other=0.0)
-    tl.store(out + where, total + value * weight, mask=named)
-    if senders is not None:
-        count = tl.load(senders + where, mask=named, other=0.0)
-        tl.store(senders + where, count + (value != 0).to(tl.float32), mask=named)
-
-
-def build(spec: KernelSpec) -> RowKernel | None:
-    """The kernel for a spec; None unless k is a power of two from 16 to 2048.
-
-    Then parts of a record have the sizes that Triton's tensors can have.
-    """
-    k, two_levels = spec.number, spec.two_levels
-    if not 16 <= k <= 2048 or k & (k - 1):
-        return None
-    # One warp does for few numbers, and waits for no other.
-    constants: dict[str, Any] = {"k": k, "two_levels": two_levels, "num_warps": max(1, k // 128)}
-
-    def encode(x: Tensor, out: Tensor, delta: Tensor | None, decay: float) -> None:
-        """Choose, then write: numbers change lanes between the two, through memory."""
-        places = torch.empty(len(x) * k, dtype=torch.int32, device=x.device)
-        kept = torch.empty(len(x) * k, device=x.device)
-        launch(_choose, len(x), x, delta, decay, places, kept, k=k)
-        launch(_write, len(x), x, out, places, kept, **constants)
-
-    def add(out: Tensor, senders: Tensor | None, records: Sequence[Tensor], weight: float) -> None:
-        """One kernel a worker, for the places that were sent; the host waits once, at the end."""
-        wrong = torch.zeros(2, dtype=torch.int32, device=out.device)
-        for record in records:
-            launch(_add, len(out), out, senders, record, wrong, weight, **constants)
-        refuse(wrong)
-
-    def largest(records: Tensor) -> Tensor:
-        """The largest level, once all places have been looked at."""
-        wrong = torch.zeros(2, dtype=torch.int32, device=records.device)
-        warps = constants["num_warps"]
-        launch(_check, len(records), records, wrong, spec.nbytes, k=k, num_warps=warps)
-        refuse(wrong)
-        codes, levels = k // (4 if two_levels else 8), 4 if two_levels else 2
-        begin = spec.nbytes - codes - levels
-        magnitudes = floats(records[:, begin : begin + levels]).abs()
-        return magnitudes.amax() if len(magnitudes) else magnitudes.sum()
-
-    def refuse(wrong: Tensor) -> None:
-        wrong_number, wrong_places = wrong.tolist()
-        if wrong_number or wrong_places:
-            raise no_indices(CHUNK, k, wrong_number=bool(wrong_number))
-
-    return RowKernel(encode, add, largest)
+    value = _load_values(record + values_at, rank, named, k, bits)
+    where = out + row * 4096 + place
+    term = (value != 0).to(tl.float32) if weight is None else value * weight
+    tl.store(where, tl.load(where, mask=named, other=0.0) + term, mask=named)
