@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from thinwire.blocks import DenseVector, Ranges, Span, joined, spans
+from thinwire.blocks import DenseVector, VectorPart, spans
 from thinwire.codecs.grouping import Blocks
 from thinwire.fragments.layout import Layout
 
 WHOLE = torch.arange(100.0)
-PARTS = [Span(0, 100), Span(7, 7), Ranges([(50, 60), (3, 4)]), joined([Span(0, 3), Span(3, 9)])]
+PARTS = [VectorPart(r) for r in ([(0, 100)], [(7, 7)], [(50, 60), (3, 4)], [(0, 3), (3, 9)])]
 
 
 @pytest.mark.parametrize("part", PARTS, ids=range(len(PARTS)))
@@ -26,13 +26,9 @@ def test_what_is_read_and_changed_is_written_back(part, by: int) -> None:
     assert float((expected - WHOLE).sum()) == part.numel
 
 
-def test_blocks_of_a_wider_matrix_are_a_part_without_ranges() -> None:
+def test_blocks_of_a_wider_matrix_are_its_rows_without_their_ends() -> None:
     (batch, *_), flat = Blocks().batches(Layout.of({"w": (64, 70)})), torch.randn(70 * 64)
-    assert batch.part.ranges is None
     assert torch.equal(batch.part.read(flat), flat.view(64, 70)[:, :64].reshape(-1))
-    both = joined([batch.part, Span(0, 2)])
-    assert torch.equal(both.read(flat), torch.cat([batch.part.read(flat), flat[:2]]))
-    assert both.shifted(3).start == 0 + 3
 
 
 @pytest.mark.parametrize("numel", [0, 1, 2**18, 2**18 + 1])
@@ -51,5 +47,5 @@ def test_a_piece_has_places_of_its_own() -> None:
     piece = DenseVector(WHOLE).piece(10, 20)
     assert piece.whole().tolist() == WHOLE[10:20].tolist()
     out = torch.empty(3)
-    assert piece.read(Span(2, 5), out).data_ptr() == out.data_ptr()
+    assert piece.read(VectorPart([(2, 5)]), out).data_ptr() == out.data_ptr()
     assert out.tolist() == [12.0, 13.0, 14.0]

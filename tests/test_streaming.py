@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 import thinwire as tw
 from reference_loops import reference_streaming
-from thinwire.blocks import Span
+from thinwire.blocks import VectorPart
 from thinwire.exchange.message import HEADER_NBYTES
 from thinwire.live_weights import LiveVector, LiveWeights, OpenWeights
 from toy import Team, adamw, build_model, descend, largest_difference, loss, muon, same_bits, sgd
@@ -512,7 +512,7 @@ def test_mixing_is_done_in_32_bits_whatever_the_live_weights() -> None:
         model.w.fill_(1 + 2**-7)
     # Half of 2^-9 and 2^-7 is nearer to 2^-7; with the first rounded to 0 it is a tie.
     weights = LiveVector(LiveWeights(model, []), ["w"]).open()
-    weights.mix(Span(0, 1), torch.tensor([1 + 2**-9]), 0.5)
+    weights.mix(VectorPart([(0, 1)]), torch.tensor([1 + 2**-9]), 0.5)
     weights.close()
     assert float(model.w.detach()) == 1 + 2**-7
 

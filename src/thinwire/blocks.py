@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import TypeAlias
 
 import torch
@@ -31,87 +32,66 @@ def block_numel(device: torch.device | None = None) -> int:
     return _BLOCKS.get("cpu" if device is None else device.type, _GPU_BLOCK)
 
 
-class VectorPart(ABC):
-    """Some places of a flat vector, in any order.
+class VectorPart:
+    """Ranges of a flat vector, one after the other.
 
     Args:
-        start: the first place.
-        stop: the place after the last.
-        numel: number of places.
+        ranges: (first place, place after the last) of each, none of which share a place.
+
+    Attributes:
+        step: places from each range to the next, where all have one length and one step; else 0.
+
+    >>> part = VectorPart([(0, 1), (2, 4), (4, 5)])
+    >>> part.ranges, part.read(torch.arange(5.0))
+    (((0, 1), (2, 5)), tensor([0., 2., 3., 4.]))
     """
 
-    def __init__(self, start: int, stop: int, numel: int) -> None:
-        self.start, self.stop, self.numel = start, stop, numel
+    def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
+        merged: list[tuple[int, int]] = []
+        for start, stop in ranges:
+            if merged and merged[-1][1] == start:
+                merged[-1] = (merged[-1][0], stop)
+            elif start < stop:
+                merged.append((start, stop))
+        self.ranges = tuple(merged or [(0, 0)])
+        self._sizes = [stop - start for start, stop in self.ranges]
+        self.numel = sum(self._sizes)
+        # Rows of a block of a matrix are one view, which torch copies at once.
+        steps = {later[0] - earlier[0] for earlier, later in pairwise(self.ranges)}
+        self.step = min(steps) if len(steps) == len(set(self._sizes)) == 1 else 0
         self._shifted: dict[int, VectorPart] = {}
 
-    @abstractmethod
     def read(self, flat: Tensor, origin: int = 0) -> Tensor:
-        """The part of `flat`, contiguous [numel]; it may share memory.
+        """The part of `flat`, contiguous [numel]: a view of a single range, a copy of several.
 
         Args:
             flat: the vector, or a piece of it that begins at its place `origin`.
             origin: place of the first number of `flat`.
         """
+        views = self._views(flat, origin)
+        return views[0].reshape(-1) if len(views) == 1 else torch.cat(views)
 
-    @abstractmethod
     def write(self, flat: Tensor, x: Tensor, origin: int = 0) -> None:
-        """Copy `x` [numel] to the part's places, unless it shares their memory."""
-
-    ranges: Sequence[tuple[int, int]] | None = None
-    """The places as ranges in the part's order; None if they are not a few ranges."""
+        """Copy `x` [numel] to the part's places, unless it is the view that `read` returned."""
+        views = self._views(flat, origin)
+        if len(views) > 1:
+            copy_all(views, x.split(self._sizes))
+        elif views[0].data_ptr() != x.data_ptr():
+            views[0].copy_(x.view(views[0].shape))
 
     def shifted(self, by: int) -> VectorPart:
         """The places of the vector that has a piece with these places at `by`."""
         if not by:
             return self
         if by not in self._shifted:
-            self._shifted[by] = self._shift(by)
+            self._shifted[by] = VectorPart([(start + by, stop + by) for start, stop in self.ranges])
         return self._shifted[by]
 
-    @abstractmethod
-    def _shift(self, by: int) -> VectorPart:
-        """The part, shifted by `by` places."""
-
-
-class Ranges(VectorPart):
-    """Several ranges, one after the other.
-
-    >>> Ranges([(0, 1), (2, 4)]).read(torch.arange(4.0))
-    tensor([0., 2., 3.])
-    """
-
-    def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
-        self.ranges = self._ranges = tuple(ranges)
-        self._sizes = [stop - start for start, stop in ranges]
-        super().__init__(ranges[0][0], max(stop for _, stop in ranges), sum(self._sizes))
-
-    def read(self, flat: Tensor, origin: int = 0) -> Tensor:
-        """A view of a single range; a copy of several."""
-        if len(self._ranges) == 1:
-            return flat[self.start - origin : self.stop - origin]
-        return torch.cat([flat[start - origin : stop - origin] for start, stop in self._ranges])
-
-    def write(self, flat: Tensor, x: Tensor, origin: int = 0) -> None:
-        """Copy every range, unless `x` is the view that `read` returned."""
-        if len(self._ranges) > 1:
-            mine = [flat[start - origin : stop - origin] for start, stop in self._ranges]
-            copy_all(mine, x.split(self._sizes))
-        elif (view := self.read(flat, origin)).data_ptr() != x.data_ptr():
-            view.copy_(x)
-
-    def _shift(self, by: int) -> VectorPart:
-        return Ranges([(start + by, stop + by) for start, stop in self._ranges])
-
-
-class Span(Ranges):
-    """The places from `start` to before `stop`.
-
-    >>> Span(1, 3).read(torch.arange(4.0))
-    tensor([1., 2.])
-    """
-
-    def __init__(self, start: int, stop: int) -> None:
-        super().__init__([(start, stop)])
+    def _views(self, flat: Tensor, origin: int) -> list[Tensor]:
+        if self.step > 0:
+            shape, first = (len(self.ranges), self._sizes[0]), self.ranges[0][0] - origin
+            return [flat.as_strided(shape, (self.step, 1), flat.storage_offset() + first)]
+        return [flat[start - origin : stop - origin] for start, stop in self.ranges]
 
 
 def copy_all(targets: list[Tensor], sources: Sequence[Tensor]) -> None:
@@ -119,77 +99,36 @@ def copy_all(targets: list[Tensor], sources: Sequence[Tensor]) -> None:
     torch._foreach_copy_(targets, list(sources))  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
 
-class _Joined(VectorPart):
-    """Several parts, one after the other."""
-
-    def __init__(self, parts: Sequence[VectorPart]) -> None:
-        self._parts, self._sizes = parts, [part.numel for part in parts]
-        start, stop = min(p.start for p in parts), max(p.stop for p in parts)
-        super().__init__(start, stop, sum(self._sizes))
-
-    def read(self, flat: Tensor, origin: int = 0) -> Tensor:
-        return torch.cat([part.read(flat, origin) for part in self._parts])
-
-    def write(self, flat: Tensor, x: Tensor, origin: int = 0) -> None:
-        for part, values in zip(self._parts, x.split(self._sizes), strict=True):
-            part.write(flat, values, origin)
-
-    def _shift(self, by: int) -> VectorPart:
-        return _Joined([part.shifted(by) for part in self._parts])
-
-
-def joined(parts: Sequence[VectorPart]) -> VectorPart:
-    """All of `parts` in their order, as one part.
-
-    >>> both = joined([Span(0, 2), Span(2, 5)])
-    >>> both.ranges
-    ((0, 5),)
-    """
-    if len(parts) == 1:
-        return parts[0]
-    found = [part.ranges for part in parts]
-    if any(ranges is None for ranges in found):
-        return _Joined(parts)
-    merged: list[tuple[int, int]] = []
-    for start, stop in (r for ranges in found if ranges is not None for r in ranges):
-        if merged and merged[-1][1] == start:
-            merged[-1] = (merged[-1][0], stop)
-        else:
-            merged.append((start, stop))
-    return Ranges(merged)
-
-
 def pieces_of(part: VectorPart, starts: Sequence[int]) -> list[tuple[int, VectorPart]]:
     """The segments of a vector that `part` runs over in its order, and which part of each.
 
     Args:
-        part: of the vector; one without ranges (blocks of a matrix) is in one segment.
+        part: of the vector.
         starts: of the segments, and the end of the last.
 
-    >>> [(at, piece.ranges) for at, piece in pieces_of(Span(1, 5), [0, 3, 3, 9])]
+    >>> [(at, piece.ranges) for at, piece in pieces_of(VectorPart([(1, 5)]), [0, 3, 3, 9])]
     [(0, ((1, 3),)), (2, ((0, 2),))]
     """
-    if part.ranges is None:
-        at = bisect_right(starts, part.start) - 1
-        return [(at, part.shifted(-starts[at]))]
-    pieces: list[tuple[int, VectorPart]] = []
+    pieces: list[tuple[int, list[tuple[int, int]]]] = []
     for start, stop in part.ranges:
         while start < stop:
             # Of segments that start at one place, all but the last are empty.
             at = bisect_right(starts, start) - 1
             end = min(stop, starts[at + 1])
-            pieces.append((at, Span(start - starts[at], end - starts[at])))
+            if not pieces or pieces[-1][0] != at:
+                pieces.append((at, []))
+            pieces[-1][1].append((start - starts[at], end - starts[at]))
             start = end
-    return pieces
+    return [(at, VectorPart(ranges)) for at, ranges in pieces]
 
 
 def spans(start: int, stop: int, step: int) -> list[VectorPart]:
     """Parts of at most `step` places from `start` to before `stop`.
 
-    >>> [(s.start, s.stop) for s in spans(0, 5, 2)]
-    [(0, 2), (2, 4), (4, 5)]
+    >>> [part.ranges for part in spans(0, 5, 2)]
+    [((0, 2),), ((2, 4),), ((4, 5),)]
     """
-    return [Ranges([(a, min(stop, a + step))]) for a in range(start, stop, step)]
+    return [VectorPart([(a, min(stop, a + step))]) for a in range(start, stop, step)]
 
 
 class LazyVector(ABC):

@@ -19,6 +19,7 @@ from thinwire.errors import NonFiniteError
 
 _COLUMNS = 1024
 _ROW_NBYTES = 8 * _COLUMNS
+_MOST_RUNS = 256  # of one part: to sum more takes longer than to read the vector again
 
 
 def column_sums(values: Tensor) -> Tensor:
@@ -69,9 +70,9 @@ def digest_of(sums: Tensor) -> bytes:
 class BlockSums:
     """The column sums of a vector of fp32 that comes in parts.
 
-    >>> from thinwire.blocks import Span
+    >>> from thinwire.blocks import VectorPart
     >>> whole, sums = torch.arange(5.0), BlockSums()
-    >>> for part in (Span(3, 5), Span(0, 3)):
+    >>> for part in (VectorPart([(3, 5)]), VectorPart([(0, 3)])):
     ...     sums.add(part, part.read(whole))
     >>> sums.digest() == anchor_digest(whole), sums.numel
     (True, 5)
@@ -83,12 +84,10 @@ class BlockSums:
 
     def add(self, part: VectorPart, values: Tensor) -> None:
         """Add the numbers of a part, fp32 [part.numel], that has not been added yet."""
-        ranges = part.ranges
-        if ranges is None:
+        runs = values.split([stop - start for start, stop in part.ranges])
+        if len(runs) > _MOST_RUNS:
             return
-        for (start, stop), run in zip(
-            ranges, values.split([b - a for a, b in ranges]), strict=True
-        ):
+        for (start, stop), run in zip(part.ranges, runs, strict=True):
             # A run that does not begin a row has zeros before it.
             before = start * values.itemsize % _ROW_NBYTES // values.itemsize
             found = column_sums(F.pad(run, (before, 0)) if before else run)

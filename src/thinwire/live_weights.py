@@ -252,11 +252,11 @@ class LiveVector:
         names: of the parameters.
 
     >>> from torch import nn
-    >>> from thinwire.blocks import Span
+    >>> from thinwire.blocks import VectorPart
     >>> linear = nn.Linear(2, 1)
     >>> vector = LiveVector(LiveWeights(linear, []), ["weight", "bias"])
     >>> weights = vector.open()
-    >>> weights.mix(Span(1, 3), torch.tensor([5.0, 6.0]), 0.0)
+    >>> weights.mix(VectorPart([(1, 3)]), torch.tensor([5.0, 6.0]), 0.0)
     >>> weights.close()
     >>> linear.weight[0, 1].item(), linear.bias.item(), vector.numel
     (5.0, 6.0, 3)
@@ -340,12 +340,13 @@ class OpenWeights(LazyVector):
         """local = alpha local + (1 - alpha) values, in fp32; with alpha 0 exactly `values`."""
         if alpha:
             values = torch.lerp(values, self.read(part), alpha)
-        if part.ranges is None:
-            ((index, piece),) = self._vector.pieces(part)
-            piece.write(self._flat[index], values.to(self._flat[index]))
+        pieces = self._vector.pieces(part)
+        parts = values.split([piece.numel for _, piece in pieces])
+        if all(len(piece.ranges) == 1 for _, piece in pieces):
+            copy_all(self._views(part), parts)
             return
-        views = self._views(part)
-        copy_all(views, values.split(list(map(len, views))))
+        for (index, piece), x in zip(pieces, parts, strict=True):
+            piece.write(self._flat[index], x)
 
     def close(self) -> None:
         """Write the changes to the parameters, and drop gathered weights."""

@@ -35,10 +35,7 @@ from thinwire.codecs import (
 )
 from thinwire.codecs.bits import (
     elias_fano_nbytes,
-    pack,
     pack_indices,
-    packed_nbytes,
-    unpack,
     unpack_indices,
 )
 from thinwire.codecs.values import largest, largest_reference
@@ -90,11 +87,10 @@ SHORTER = {
     "MidRise8Hadamard": (Quantise(bits=8, groups=Rows(), transform=Hadamard()), 0.001, 1.001),
 }
 NUMBERS_AND_SIZES = {
-    "test_payload_has_the_promised_size",
-    "test_round_trip_loses_no_more_than_it_may",
+    "test_payload_has_the_promised_size_and_loses_no_more_than_it_may",
     "test_any_finite_numbers_stay_finite_and_near",
     "test_residual_is_what_the_payload_lacks",
-    "test_ragged_parameters_lose_no_more_than_one_long_vector",
+    "test_encodes_the_parameters_of_its_layout_and_no_others",
 }
 
 
@@ -115,11 +111,6 @@ globals().update({f"Test{name}": contract(name) for name in CONTRACTS | SHORTER}
 FEW = settings(max_examples=40, derandomize=True, database=None)
 
 
-def relative_error(codec, x, layout=None):
-    coder = codec.bind(layout or Layout.vector(x.numel()))
-    return relative_error_of(coder.decode(coder.encode(x)), x)
-
-
 def relative_error_of(decoded, x):
     exact = x.double()
     return float((decoded - exact).square().sum() / exact.square().sum())
@@ -130,19 +121,7 @@ def sent_places(codec, x, layout=None):
     return coder.decode(coder.encode(x)).nonzero()[:, 0].tolist()
 
 
-# -- byte formats and construction -----------------------------------------------------------------
-
-GOLDEN = {
-    "identity/f32": "0000803f000020c00000000000007f43db0f4940",
-    "cast/bf16": "803f20c000007f434940",
-    "cast/fp16": "003c00c10000f85b4842",
-}
-
-
-@pytest.mark.parametrize("codec", [Identity(), CastBF16(), CastFP16()])
-def test_an_id_names_these_bytes_for_ever(codec) -> None:
-    x = torch.tensor([1.0, -2.5, 0.0, 255.0, 3.1415927])
-    assert bytes(codec.encode(x)).hex() == GOLDEN[codec.id]
+# -- construction ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -167,21 +146,6 @@ def test_what_cannot_work_is_refused_at_construction(build, values, word) -> Non
 
 
 @FEW
-@given(
-    bits=st.sampled_from((1, 2, 4, 8)),
-    rows=st.integers(1, 3),
-    count=st.sampled_from((1, 2, 7, 8, 9, 63, 64, 1009)),
-    seed=st.integers(0, 1000),
-)
-def test_unpack_inverts_pack(bits, rows, count, seed) -> None:
-    draws = torch.Generator().manual_seed(seed)
-    codes = torch.randint(0, 2**bits, (rows, count), dtype=torch.uint8, generator=draws)
-    packed = pack(codes, bits)
-    assert packed.shape == (rows, packed_nbytes(count, bits))
-    assert torch.equal(unpack(packed, bits, count), codes)
-
-
-@FEW
 @given(n=st.sampled_from((1, 2, 3, 7, 64, 1009, 4096, 70_001)), data=st.data())
 def test_unpack_indices_inverts_pack_indices(n, data) -> None:
     k = data.draw(st.integers(1, min(n, 300)) | st.sampled_from((1, n)))
@@ -191,12 +155,6 @@ def test_unpack_indices_inverts_pack_indices(n, data) -> None:
     packed = pack_indices(torch.stack(rows), n)
     assert packed.shape == (5, elias_fano_nbytes(n, k))
     assert torch.equal(unpack_indices(packed, n, k), torch.stack(rows))
-
-
-@pytest.mark.parametrize("indices", [[0, 20], [3, 3], [4, 2], [19, 30]])
-def test_indices_out_of_range_or_order_are_refused(indices) -> None:
-    with pytest.raises(tw.ExchangeError, match="ascend"):
-        unpack_indices(pack_indices(torch.tensor([indices]), 31), 20, 2)
 
 
 # -- selection -------------------------------------------------------------------------------------
@@ -244,20 +202,6 @@ def test_what_lies_beyond_a_short_chunk_is_never_sent() -> None:
         chunks = -(-layout.numel // 4096)
         places = sent_places(codec, x, layout)
         assert (chunks - 1) * 64 <= len(places) <= chunks * 64
-
-
-@pytest.mark.parametrize("shape", [(128, 192), (130, 200)])
-def test_a_block_sends_its_own_largest(shape) -> None:
-    layout = Layout.of({"w": shape})
-    x = vector(layout.numel).view(shape)
-    sent = torch.zeros(layout.numel)
-    sent[sent_places(TopK(k=64, values=F32(), groups=Blocks()), x.flatten(), layout)] = 1.0
-    for row, column in ((0, 0), (64, 128)):
-        block = x[row : row + 64, column : column + 64]
-        expected = torch.zeros(4096).scatter(0, largest_reference(block.reshape(1, -1), 64)[0], 1.0)
-        assert torch.equal(
-            sent.view(shape)[row : row + 64, column : column + 64].flatten(), expected
-        )
 
 
 # -- rounding --------------------------------------------------------------------------------------
@@ -340,7 +284,8 @@ GAUSSIAN = vector(64 * 4096)
     ids=lambda value: value.id if isinstance(value, tw.codecs.Codec) else None,
 )
 def test_gaussian_numbers_lose_this_much(codec, low, high) -> None:
-    assert low <= relative_error(codec, GAUSSIAN) <= high
+    decoded = codec.decode(codec.encode(GAUSSIAN), len(GAUSSIAN))
+    assert low <= relative_error_of(decoded, GAUSSIAN) <= high
 
 
 @pytest.mark.parametrize("grid", [Linear(), Statistical(), MidRise()])
@@ -359,13 +304,6 @@ def test_linear_keeps_the_ends_of_a_row_and_a_constant_one(bits) -> None:
     decoded = codec.decode(codec.encode(x), 4096)
     assert [float(decoded[0]), float(decoded[-1])] == pytest.approx([-2.0, 6.0])
     assert codec.decode(codec.encode(torch.full((4096,), 1.5)), 4096).eq(1.5).all()
-
-
-def test_e3m0_keeps_powers_of_two() -> None:
-    x = torch.tensor([s * 2.0**e for e in range(-3, 4) for s in (1, -1)] + [0.0, 0.0])
-    assert relative_error(E3M0(), x) == 0.0
-    halved = torch.cat([x, torch.tensor([2.0**-5, 2.0**-4 * 1.01])])
-    assert E3M0().decode(E3M0().encode(halved), 18)[16:].tolist() == [0.0, 0.125]
 
 
 # -- values ----------------------------------------------------------------------------------------
@@ -403,20 +341,6 @@ def test_tensor_levels_are_bin_means_of_all_rows_together() -> None:
     assert bytes(payload[-20:-4]).hex() == "00000000" + "000040c0" + "00000000" + "00004040"
     decoded = codec.decode(payload, 8192)[x.flatten() != 0]
     assert decoded.tolist() == [3.0] * 2 + [0.0] * 12 + [-3.0] * 2
-
-
-def test_tensor_levels_are_those_of_each_tensor() -> None:
-    """Numbers of two tensors are a thousand times apart: one table would lose the smaller ones."""
-    layout = Layout.of({"large": (64, 64), "small": (64, 64)})
-    x = vector(layout.numel)
-    x[4096:] *= 1e-3
-    for groups in (Blocks(), Chunks(), Tensors(), Rows()):
-        coder = TopK(k=1024, values=TensorLevels(), groups=groups).bind(layout)
-        small = coder.decode(coder.encode(x))[4096:]
-        assert relative_error_of(small, x[4096:]) < 0.5, groups
-    apart = [TopK(k=1024, values=TensorLevels()).encode(part) for part in x.split(4096)]
-    together = TopK(k=1024, values=TensorLevels()).bind(layout).encode(x)
-    assert torch.equal(together, torch.cat(apart))
 
 
 @pytest.mark.parametrize("groups", [Blocks(), Chunks(), Rows(), Tensors()])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.blocks import Span, VectorPart
+from thinwire.blocks import VectorPart
 from thinwire.errors import ExchangeError
 from thinwire.fragments.layout import Layout
 
@@ -31,7 +31,7 @@ class BoundCodec(ABC):
 
     def __init__(self, id: str, layout: Layout, nbytes: int) -> None:
         self.id, self.layout, self.nbytes = id, layout, nbytes
-        whole = Span(0, layout.numel)
+        whole = VectorPart([(0, layout.numel)])
         self.pieces = (CodecPiece(part=whole, codec=self, where=slice(0, nbytes)),)
 
     def prepare(self, device: torch.device) -> None:
@@ -51,13 +51,7 @@ class BoundCodec(ABC):
         """Encode `x` [numel] (fp32, finite, contiguous) into `out`, uint8 [nbytes]."""
 
     def encode_feedback_to(
-        self,
-        out: Tensor,
-        residual: Tensor,
-        delta: Tensor | None = None,
-        *,
-        decay: float = 1.0,
-        round: int = 0,
+        self, out: Tensor, residual: Tensor, delta: Tensor | None, *, decay: float, round: int = 0
     ) -> None:
         """e = decay e + delta; out = encode(e); e = e - decode(out): in one pass where it can be.
 
@@ -66,7 +60,7 @@ class BoundCodec(ABC):
         Args:
             out: uint8 [nbytes].
             residual: e, fp32 [numel]; changed in place.
-            delta: fp32 [numel]; without it e is encoded as it is, whatever the decay.
+            delta: fp32 [numel]; for None e is encoded as it is, whatever the decay.
             decay: the product is rounded before delta is added.
             round: number of the exchange.
         """
@@ -84,7 +78,7 @@ class BoundCodec(ABC):
     def encode_residual(self, x: Tensor, round: int = 0) -> Tensor:
         """Encode `x` [numel] and replace it, in place, by the error: x - decode(payload)."""
         out = torch.empty(self.nbytes, dtype=torch.uint8, device=x.device)
-        self.encode_feedback_to(out, x, round=round)
+        self.encode_feedback_to(out, x, None, decay=1.0, round=round)
         return out
 
     # -- decoding ----------------------------------------------------------------------------------
@@ -196,24 +190,13 @@ class PiecewiseCodec(BoundCodec):
         super().__init__(id, layout, end)
         self.pieces, self._is_exact = tuple(pieces), is_exact
 
-    def prepare(self, device: torch.device) -> None:
-        """Prepare all pieces."""
-        for piece in self.pieces:
-            piece.codec.prepare(device)
-
     def encode_to(self, out: Tensor, x: Tensor, round: int = 0) -> None:
         """Encode part by part."""
         for piece in self.pieces:
             piece.codec.encode_to(out[piece.where], piece.part.read(x), round)
 
     def encode_feedback_to(
-        self,
-        out: Tensor,
-        residual: Tensor,
-        delta: Tensor | None = None,
-        *,
-        decay: float = 1.0,
-        round: int = 0,
+        self, out: Tensor, residual: Tensor, delta: Tensor | None, *, decay: float, round: int = 0
     ) -> None:
         """Encode part by part."""
         for piece in self.pieces:

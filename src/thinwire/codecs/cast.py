@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thinwire.blocks import block_numel, spans
+from thinwire.blocks import VectorPart, block_numel, spans
 from thinwire.codecs.base import (
     BoundCodec,
     Codec,
@@ -17,7 +17,6 @@ from thinwire.codecs.base import (
     check_payload,
 )
 from thinwire.codecs.bits import saturating_cast
-from thinwire.codecs.grouping import append_range
 from thinwire.fragments.layout import Layout
 
 
@@ -63,10 +62,8 @@ class _Cast(Codec):
 
     def bind(self, layout: Layout, *, device: torch.device | None = None) -> BoundCodec:
         """Lay the segments one after the other; shapes do not matter."""
-        ranges: list[tuple[int, int]] = []
-        for s in layout.segments:
-            append_range(ranges, s.start, s.stop)
-        spanned = (p for a, b in ranges for p in spans(a, b, block_numel(device)))
+        whole = VectorPart((s.start, s.stop) for s in layout.segments)
+        spanned = (p for a, b in whole.ranges for p in spans(a, b, block_numel(device)))
         parts = ((p, _CastSpan(self.id, p.numel, self._dtype)) for p in spanned)
         return PiecewiseCodec(self.id, layout, parts, is_exact=True)
 

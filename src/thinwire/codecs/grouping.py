@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from thinwire.blocks import Ranges, Span, VectorPart, block_numel
+from thinwire.blocks import VectorPart, block_numel
 from thinwire.fragments.layout import CHUNK, Layout, Segment
 
 _SIDE = 64
@@ -27,18 +27,12 @@ class RowBatch:
         rows: records.
         columns: numbers in a record.
         is_block: whether a record is a block of 64x64.
-        across: blocks side by side, where the part is some rows of a matrix, which have to be cut
-            into blocks; 0 where the numbers of a record are adjacent.
+        across: blocks side by side, where the part is some rows of blocks of a matrix, which have
+            to be cut into blocks; 0 where the numbers of a record are adjacent.
     """
 
     def __init__(
-        self,
-        part: VectorPart,
-        rows: int,
-        columns: int,
-        *,
-        is_block: bool = False,
-        across: int = 0,
+        self, part: VectorPart, rows: int, columns: int, *, is_block: bool = False, across: int = 0
     ) -> None:
         self.part, self.rows, self.columns, self.across = part, rows, columns, across
         self.shape = (_SIDE, _SIDE) if is_block else (columns,)
@@ -58,40 +52,6 @@ class RowBatch:
 
     def _tiles(self, x: Tensor) -> Tensor:
         return x.view(-1, _SIDE, self.across, _SIDE).transpose(1, 2)
-
-
-class _Tiles(VectorPart):
-    """Some rows of 64x64 blocks of a matrix that has further columns at its right, block by block.
-
-    Args:
-        start: the first block's first place.
-        down: rows of blocks.
-        across: blocks side by side.
-        width: columns of the matrix.
-    """
-
-    def __init__(self, start: int, *, down: int, across: int, width: int) -> None:
-        self._down, self._across, self._width = down, across, width
-        rows = down * _SIDE
-        numel = rows * across * _SIDE
-        super().__init__(start, start + (rows - 1) * width + across * _SIDE, numel)
-
-    def read(self, flat: Tensor, origin: int = 0) -> Tensor:
-        return self._tiles(flat, origin).reshape(self.numel)
-
-    def write(self, flat: Tensor, x: Tensor, origin: int = 0) -> None:
-        self._tiles(flat, origin).copy_(x.view(self._down, self._across, _SIDE, _SIDE))
-
-    def _shift(self, by: int) -> VectorPart:
-        return _Tiles(self.start + by, down=self._down, across=self._across, width=self._width)
-
-    def _tiles(self, flat: Tensor, origin: int) -> Tensor:
-        side = self._width
-        return flat.as_strided(
-            (self._down, self._across, _SIDE, _SIDE),
-            (_SIDE * side, _SIDE, side, 1),
-            flat.storage_offset() + self.start - origin,
-        )
 
 
 class Grouping(ABC):
@@ -133,7 +93,7 @@ class Tensors(Grouping):
     def sections(self, layout: Layout, numel: int = _BATCH) -> Iterator[list[RowBatch]]:
         """A batch of one row per parameter."""
         for s in layout.segments:
-            yield [RowBatch(Span(s.start, s.stop), 1, s.numel)] if s.numel else []
+            yield [RowBatch(VectorPart([(s.start, s.stop)]), 1, s.numel)] if s.numel else []
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,29 +113,8 @@ class Rows(Grouping):
             yield list(rows)
 
 
-class _WithLeftovers(Grouping):
-    """Records of 4096 numbers of each parameter; what is left of all parameters shares chunks."""
-
-    @abstractmethod
-    def _own(self, s: Segment, numel: int) -> Iterator[RowBatch]:
-        """The batches of a parameter's own records."""
-
-    @abstractmethod
-    def _left(self, s: Segment) -> Iterator[tuple[int, int]]:
-        """The ranges of all other numbers."""
-
-    def sections(self, layout: Layout, numel: int = _BATCH) -> Iterator[list[RowBatch]]:
-        """The records of each parameter, then the chunks of the leftovers."""
-        left: list[tuple[int, int]] = []
-        for s in layout.segments:
-            yield list(self._own(s, numel))
-            for start, stop in self._left(s):
-                append_range(left, start, stop)
-        yield list(_strips(left, CHUNK, numel))
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Chunks(_WithLeftovers):
+class Chunks(Grouping):
     """Runs of 4096 elements of a parameter; the leftovers of all parameters share further chunks.
 
     First the whole chunks of every parameter of 4096 elements or more. Then the leftovers (the ends
@@ -188,29 +127,25 @@ class Chunks(_WithLeftovers):
 
     id = "chunk"
 
+    def sections(self, layout: Layout, numel: int = _BATCH) -> Iterator[list[RowBatch]]:
+        """The whole chunks of each parameter, then the leftovers."""
+        whole, left = self._split(layout)
+        for ranges in (*([each] for each in whole), left):
+            yield list(_strips(ranges, CHUNK, numel))
+
     def batches(self, layout: Layout, numel: int = _BATCH) -> Iterator[RowBatch]:
         """Runs of whole chunks, then the leftovers: neighbouring parameters share batches."""
-        whole: list[tuple[int, int]] = []
-        left: list[tuple[int, int]] = []
-        for s in layout.segments:
-            end = s.start + self._inside(s)
-            append_range(whole, s.start, end)
-            append_range(left, end, s.stop)
-        yield from _strips(whole, CHUNK, numel)
-        yield from _strips(left, CHUNK, numel)
+        for ranges in self._split(layout):
+            yield from _strips(ranges, CHUNK, numel)
 
-    def _inside(self, s: Segment) -> int:
-        return s.numel - s.numel % CHUNK
-
-    def _own(self, s: Segment, numel: int) -> Iterator[RowBatch]:
-        return _strips([(s.start, s.start + self._inside(s))], CHUNK, numel)
-
-    def _left(self, s: Segment) -> Iterator[tuple[int, int]]:
-        yield s.start + self._inside(s), s.stop
+    def _split(self, layout: Layout) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """The ranges of whole chunks, and those of leftovers."""
+        ends = [(s, s.stop - s.numel % CHUNK) for s in layout.segments]
+        return [(s.start, end) for s, end in ends], [(end, s.stop) for s, end in ends]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Blocks(_WithLeftovers):
+class Blocks(Grouping):
     """64x64 blocks of matrices; edges, vectors and other leftovers share chunks of 4096.
 
     The blocks of a matrix follow each other row by row, and so do the elements of a block.
@@ -225,19 +160,25 @@ class Blocks(_WithLeftovers):
 
     id = "block"
 
-    def _own(self, s: Segment, numel: int) -> Iterator[RowBatch]:
+    def sections(self, layout: Layout, numel: int = _BATCH) -> Iterator[list[RowBatch]]:
+        """The blocks of each parameter, then the chunks of the leftovers."""
+        for s in layout.segments:
+            yield list(self._blocks(s, numel))
+        left = [each for s in layout.segments for each in self._left(s)]
+        yield list(_strips(left, CHUNK, numel))
+
+    def _blocks(self, s: Segment, numel: int) -> Iterator[RowBatch]:
         rows, width = s.matrix
         down, across = rows // _SIDE, width // _SIDE
         step = max(1, numel // (max(1, across) * CHUNK))
         for first in range(0, down if across else 0, step):
             count, start = min(step, down - first), s.start + first * _SIDE * width
-            if across * _SIDE == width:
-                part: VectorPart = Span(start, start + count * _SIDE * width)
-                tiled = across if across > 1 else 0  # 64 columns: each block is one contiguous run
-                yield RowBatch(part, count * across, CHUNK, is_block=True, across=tiled)
-            else:
-                part = _Tiles(start, down=count, across=across, width=width)
-                yield RowBatch(part, count * across, CHUNK, is_block=True)
+            ranges = [(start, start + count * _SIDE * width)]
+            if across * _SIDE < width:
+                ranges = [(row, row + across * _SIDE) for row in range(*ranges[0], width)]
+            tiled = across if across > 1 else 0  # 64 columns: each block is one contiguous run
+            part = VectorPart(ranges)
+            yield RowBatch(part, count * across, CHUNK, is_block=True, across=tiled)
 
     def _left(self, s: Segment) -> Iterator[tuple[int, int]]:
         """The right edge row by row, then the rows below."""
@@ -247,20 +188,6 @@ class Blocks(_WithLeftovers):
         for row in range(below if covered < columns else 0):
             yield s.start + row * columns + covered, s.start + (row + 1) * columns
         yield s.start + below * columns, s.stop
-
-
-def append_range(ranges: list[tuple[int, int]], start: int, stop: int) -> None:
-    """Append the places from `start` to before `stop`, to the last range if it ends there.
-
-    >>> append_range(found := [(0, 2)], 2, 5), found
-    (None, [(0, 5)])
-    """
-    if start == stop:
-        return
-    if ranges and ranges[-1][1] == start:
-        ranges[-1] = (ranges[-1][0], stop)
-    else:
-        ranges.append((start, stop))
 
 
 def _strips(ranges: Iterable[tuple[int, int]], columns: int, numel: int) -> Iterator[RowBatch]:
@@ -283,5 +210,4 @@ def _strips(ranges: Iterable[tuple[int, int]], columns: int, numel: int) -> Iter
             missing -= middle - a
             if middle < b:
                 queue.append((middle, b))
-        part = Span(*taken[0]) if len(taken) == 1 else Ranges(taken)
-        yield RowBatch(part, rows, width)
+        yield RowBatch(VectorPart(taken), rows, width)

@@ -71,16 +71,11 @@ def register(family: str, build: Callable[[str], Codec]) -> None:
     thinwire.errors.ConfigurationError: cannot register codecs 'cast'; because the family is...
     """
     check(
-        bool(family) and _family(family) == family,
+        family not in {"", *_FAMILIES} and _family(family) == family,
         f"register codecs {family!r}",
-        because='a family is the part before the first "/", "(" or "-" and digit of an id',
-        do="pass a word, such as 'mine' for ids like 'mine-4/chunk'",
-    )
-    check(
-        family not in _FAMILIES,
-        f"register codecs {family!r}",
-        because="the family is taken, and an id must always name the same format",
-        do="choose another name",
+        because="the family is taken, or no id begins so: it is what an id has before the first "
+        '"/", "(" or "-" and digit, and must always name the same formats',
+        do="pass another word, such as 'mine' for ids like 'mine-4/chunk'",
     )
     _FAMILIES[family] = build
 

@@ -151,13 +151,7 @@ class _RowsCodec(BoundCodec):
             records.copy_(codec.write(rows, RoundKey(round, self._row)))
 
     def encode_feedback_to(
-        self,
-        out: Tensor,
-        residual: Tensor,
-        delta: Tensor | None = None,
-        *,
-        decay: float = 1.0,
-        round: int = 0,
+        self, out: Tensor, residual: Tensor, delta: Tensor | None, *, decay: float, round: int = 0
     ) -> None:
         batch, kernel, transform = self._batch, self._kernel(residual.device), self._transform
         if kernel is not None and transform is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from thinwire.blocks import block_numel, joined
+from thinwire.blocks import VectorPart, block_numel
 from thinwire.codecs.base import (
     BoundCodec,
     PiecewiseCodec,
@@ -159,40 +159,32 @@ class TopK(_KOfEach):
         values = self.values.read(stacked[:, split:], k)
         yield from map(Decoded, values.split(rows), places.split(rows))
 
-    def section_nbytes(self, rows: Sequence[tuple[int, int]]) -> tuple[int, int]:
-        """Bytes of a section whose values are written as one, given its (rows, columns): sparse,
-        and as plain numbers."""
-        kept = sum(count * self.k_of(columns) for count, columns in rows)
-        places = sum(count * self.places_nbytes(columns) for count, columns in rows)
-        plain = sum(count * columns * self.verbatim.itemsize for count, columns in rows)
-        return places + self.values.nbytes(kept), plain
-
     def bind(self, layout: Layout, *, device: torch.device | None = None) -> BoundCodec:
         """Lay the rows of every parameter into batches."""
         if not self.values.spans_rows:
             return GroupedCodec.bind(self, layout, device=device)
         sections = filter(None, self.groups.sections(layout, block_numel(device)))
-        parts = ((joined([b.part for b in s]), _SectionCodec(self, s)) for s in sections)
-        return PiecewiseCodec(self.id, layout, parts)
+        codecs = (_SectionCodec(self, section) for section in sections)
+        return PiecewiseCodec(self.id, layout, ((codec.part, codec) for codec in codecs))
 
 
 class _SectionCodec(BoundCodec):
     """The places of every row of a parameter, then the kept values of all its rows as one."""
 
     def __init__(self, codec: TopK, batches: Sequence[RowBatch]) -> None:
-        self._codec = codec
-        # Each batch, and its place in the section's vector.
-        self._batches: list[tuple[RowBatch, slice]] = []
-        numel = 0
-        for batch in batches:
-            self._batches.append((batch, slice(numel, numel + batch.part.numel)))
-            numel += batch.part.numel
-        sparse, plain = codec.section_nbytes([(batch.rows, batch.columns) for batch in batches])
+        self._codec, self._batches = codec, batches
+        self._sizes = [batch.part.numel for batch in batches]
+        self.part = VectorPart(span for batch in batches for span in batch.part.ranges)
+        kept = sum(batch.rows * codec.k_of(batch.columns) for batch in batches)
+        places = sum(batch.rows * codec.places_nbytes(batch.columns) for batch in batches)
+        sparse = places + codec.values.nbytes(kept)
+        plain = self.part.numel * codec.verbatim.itemsize
         self._is_plain = plain <= sparse
-        super().__init__(codec.id, Layout.vector(numel), min(sparse, plain))
+        super().__init__(codec.id, Layout.vector(self.part.numel), min(sparse, plain))
 
     def encode_to(self, out: Tensor, x: Tensor, round: int = 0) -> None:
-        codec, rows = self._codec, [batch.rows_of(x[where]) for batch, where in self._batches]
+        codec, parts = self._codec, x.split(self._sizes)
+        rows = [batch.rows_of(part) for batch, part in zip(self._batches, parts, strict=True)]
         if self._is_plain:
             records = [bytes_of(saturating_cast(part, codec.verbatim)) for part in rows]
         else:
@@ -206,11 +198,12 @@ class _SectionCodec(BoundCodec):
     def add_to(
         self, out: Tensor, payloads: Sequence[Tensor], *, weight: float, round: int = 0
     ) -> None:
+        parts = out.split(self._sizes)
         for payload in payloads:
-            for (batch, where), numbers in zip(self._batches, self._read(payload), strict=True):
-                rows = batch.rows_of(out[where])
+            for batch, part, numbers in zip(self._batches, parts, self._read(payload), strict=True):
+                rows = batch.rows_of(part)
                 numbers.add_to(rows, weight=weight)
-                batch.put_rows(out[where], rows)
+                batch.put_rows(part, rows)
 
     def largest(self, payload: Tensor, round: int = 0) -> Tensor:
         return torch.stack([numbers.values.abs().amax() for numbers in self._read(payload)]).amax()
@@ -222,9 +215,9 @@ class _SectionCodec(BoundCodec):
     def _read(self, payload: Tensor) -> list[Decoded]:
         """The numbers of each batch."""
         check_payload(self, payload)
-        batches, codec = [batch for batch, _ in self._batches], self._codec
+        batches, codec = self._batches, self._codec
         if self._is_plain:
-            parts = payload.split([b.part.numel * codec.verbatim.itemsize for b in batches])
+            parts = payload.split([numel * codec.verbatim.itemsize for numel in self._sizes])
             pairs = zip(parts, batches, strict=True)
             return [Decoded(floats(part.view(b.rows, -1), codec.verbatim)) for part, b in pairs]
         sizes = [batch.rows * codec.places_nbytes(batch.columns) for batch in batches]

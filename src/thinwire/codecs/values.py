@@ -1,5 +1,4 @@
-"""What a sparse codec keeps of a row: which numbers (the k largest, or k at random), and how they
-are written."""
+"""Sparse rows: selection of the k largest numbers or of k random places, and formats of values."""
 
 from __future__ import annotations
 
@@ -28,9 +27,6 @@ _PER_GROUP = 8
 def largest(x: Tensor, k: int) -> Tensor:
     """Indices of the k numbers of largest magnitude of each row, ascending; ties to the lowest.
 
-    One more than k is selected: where it equals the k-th, values alone do not decide, and those few
-    rows are done again with the index as second key. A GPU takes that key for all rows.
-
     Args:
         x: fp32 [rows, columns].
         k: 1 <= k <= columns.
@@ -44,21 +40,21 @@ def largest(x: Tensor, k: int) -> Tensor:
     rows, columns = x.shape
     if k == columns:
         return torch.arange(k, device=x.device).repeat(rows, 1)
-    # Of non-negative floats the bits have the order of the numbers, and comparing them is faster.
-    bits = x.abs().view(torch.int32)
-    if not x.is_cpu:  # to look for ties would be to wait for the device
-        return _largest_with_ties(bits, k).sort(1).values
-    values, indices = _top(bits, k + 1)
-    least, where = values.min(1, keepdim=True)
-    tied = ((values == least).sum(1) > 1).nonzero()[:, 0]
-    chosen = indices.scatter(1, where, indices[:, k:])[:, :k]
-    if len(tied):
-        chosen[tied] = _largest_with_ties(bits[tied], k)
-    return chosen.sort(1).values
+    # The bits of non-negative floats are ordered as the numbers are; below them, lower places win.
+    from_the_end = torch.arange(columns - 1, -1, -1, device=x.device)
+    keys = (x.abs().view(torch.int32).to(torch.int64) << 32) | from_the_end
+    groups = columns // _PER_GROUP
+    if columns % _PER_GROUP == 0 and 2 * k <= groups:
+        # The largest keys are in the k groups with the largest maxima: a small selection first.
+        grouped = keys.view(rows, _PER_GROUP, groups)
+        group = grouped.amax(1).topk(k, sorted=False).indices
+        keys = grouped.gather(2, group[:, None, :].expand(rows, _PER_GROUP, k)).flatten(1)
+    chosen = keys.topk(k, sorted=False).values
+    return (columns - 1 - (chosen & 0xFFFFFFFF)).sort(1).values
 
 
 def largest_reference(x: Tensor, k: int) -> Tensor:
-    """What `largest` computes, by sorting every row.
+    """Compute `largest` by sorting every row.
 
     >>> largest_reference(torch.tensor([[1.0, -3.0, 3.0, 3.0]]), 2).tolist()
     [[1, 2]]
@@ -67,38 +63,14 @@ def largest_reference(x: Tensor, k: int) -> Tensor:
     return order[:, :k].sort(1).values
 
 
-def _top(bits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of each row with their indices, in any order.
-
-    They are in the k groups with the largest maxima: two small selections replace a large one.
-    """
-    rows, columns = bits.shape
-    groups = columns // _PER_GROUP
-    if columns % _PER_GROUP or 2 * k > groups:
-        return bits.topk(k, sorted=False)
-    grouped = bits.view(rows, _PER_GROUP, groups)
-    group = grouped.amax(1).topk(k, sorted=False).indices
-    candidates = grouped.gather(2, group[:, None, :].expand(rows, _PER_GROUP, k))
-    values, place = candidates.view(rows, _PER_GROUP * k).topk(k, sorted=False)
-    member = torch.div(place, k, rounding_mode="floor")
-    return values, member * groups + group.gather(1, place - member * k)
-
-
-def _largest_with_ties(bits: Tensor, k: int) -> Tensor:
-    columns = bits.shape[1]
-    from_the_end = torch.arange(columns - 1, -1, -1, device=bits.device)
-    keys = (bits.to(torch.int64) << 32) | from_the_end
-    return keys.topk(k, sorted=False).indices
-
-
 def random_places(*, columns: int, k: int, seed: int, round_number: int) -> Tensor:
-    """k places out of `columns`, ascending: those whose hash is smallest, ties to the lowest.
+    """Choose the k of `columns` places whose hash is smallest; ties to the lowest.
 
     The hash of place i is the output of SplitMix64 for the state s + (i + 1) g, where
     g = 0x9E3779B97F4A7C15 and s is its output for the state seed + (round + 1) g; all mod 2^64.
 
     Returns:
-        int64 [k], the same on every machine.
+        int64 [k], ascending; the same on every machine.
 
     Source: G. Steele, D. Lea, C. Flood (2014), Fast splittable pseudorandom number generators.
 
@@ -124,20 +96,20 @@ def _splitmix(state: Any, steps: Any) -> Any:
 
 
 class Values(ABC):
-    """A format for the k kept values of a row."""
+    """Byte format of the k values that are kept of a row."""
 
     id: str
     """Part of the codec's id."""
 
     verbatim: torch.dtype = torch.bfloat16
-    """Type of the plain numbers of rows whose sparse record would not be smaller."""
+    """Type of the numbers of a row whose sparse record would not be smaller than plain numbers."""
 
     spans_rows: bool = False
-    """True if the kept values of all rows of a tensor are written as one."""
+    """True if the kept values of all rows of a tensor are encoded together."""
 
     @abstractmethod
     def nbytes(self, k: int) -> int:
-        """Bytes of k values."""
+        """Number of bytes of k values."""
 
     @abstractmethod
     def write(self, values: Tensor) -> Tensor:
@@ -150,9 +122,9 @@ class Values(ABC):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SignMean(Values):
-    """A bit each: +-m, where m is the mean magnitude of the row's kept values, in bf16.
+    """One bit per value: its sign. The magnitude is the mean of the row's kept values, in bf16.
 
-    Top-k's values are nearly equal in size: of their energy this loses 0.4 %.
+    The values of Top-k have nearly equal magnitudes: 0.4 % of their energy is lost.
 
     >>> SignMean().nbytes(64)
     10
@@ -161,11 +133,11 @@ class SignMean(Values):
     id = "sign-mean"
 
     def nbytes(self, k: int) -> int:
-        """The level, then k bits."""
+        """Two bytes of level, then one bit per value."""
         return 2 + packed_nbytes(k, 1)
 
     def write(self, values: Tensor) -> Tensor:
-        """Write the level, then a bit for each value: 1 if it is negative."""
+        """Encode the level, then one bit per value: 1 if it is negative."""
         # Scaled before it is summed: values near the float range must not overflow.
         mean = sum_by_halves(values.abs() * (1.0 / values.shape[1]))
         level = saturating_cast(mean, torch.bfloat16)
@@ -179,10 +151,10 @@ class SignMean(Values):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SignLevels(Values):
-    """Two bits each: a sign and one of two magnitudes.
+    """Two bits per value: its sign and one of two magnitudes.
 
-    Magnitudes at or above their mean are "high", others "low"; each class has its own mean, in
-    bf16, as its level.
+    Magnitudes at or above their mean are "high", others "low". The level of each class is its mean,
+    in bf16.
 
     >>> SignLevels().nbytes(64)
     20
@@ -191,18 +163,18 @@ class SignLevels(Values):
     id = "sign-levels"
 
     def nbytes(self, k: int) -> int:
-        """The low level, the high level, then k codes of 2 bits."""
+        """Two bytes for each level, low and high, then two bits per value."""
         return 4 + packed_nbytes(k, 2)
 
     def write(self, values: Tensor) -> Tensor:
-        """Write both levels, then a code for each value: bit 0 is high, bit 1 is negative."""
+        """Encode both levels, then a code per value: bit 0 is set if high, bit 1 if negative."""
         k = values.shape[1]
         scaled, negative = values.abs() * (1.0 / k), values.signbit()
         total = sum_by_halves(scaled)
         high = scaled >= total * (1.0 / k)
         count = high.sum(1, keepdim=True).float()
         above = sum_by_halves(scaled * high)
-        # k (1 / count) times a sum of terms / k: this order keeps every number in range.
+        # A sum of terms / k, times k (1 / count): in this order every number stays in range.
         means = [
             (total - above) * ((k - count).clamp(min=1).reciprocal() * k),
             above * (count.clamp(min=1).reciprocal() * k),
@@ -219,14 +191,16 @@ class SignLevels(Values):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorLevels(Values):
-    """Two bits each: one of four levels that the kept values of a whole tensor share, in fp32.
+    """Two bits per value: one of four levels, in fp32, that all kept values of a tensor share.
 
     code = clamp(round((x - mean) / step + 2), 0, 3) with step = 6 sigma / 4; a level is the mean of
-    its code's numbers. It reproduces the published code: bins lie off centre, one of them around
-    the mean, where Top-k keeps few numbers. `SignLevels`, with levels for each row, loses less.
+    the values with its code. This reproduces the published code, whose bins are off centre: one
+    surrounds the mean, where Top-k keeps few values. `SignLevels`, with levels for each row, loses
+    less.
 
-    Source: SparseLoCo (arXiv 2508.15706), its released code; sigma is over n - 1. Differs: the
-    leftovers of all tensors, which share chunks, share levels, too.
+    Source: SparseLoCo (arXiv 2508.15706), its released code; sigma is over n - 1.
+
+    Differs: the leftovers of all tensors, which share chunks, also share levels.
 
     >>> TensorLevels().nbytes(1024)
     272
@@ -237,11 +211,11 @@ class TensorLevels(Values):
     spans_rows = True
 
     def nbytes(self, k: int) -> int:
-        """Four levels, then k codes of 2 bits."""
+        """Sixteen bytes of levels, then two bits per value."""
         return 16 + packed_nbytes(k, 2)
 
     def write(self, values: Tensor) -> Tensor:
-        """Write a table for each row of `values`, which holds all kept values of a tensor."""
+        """Encode each row of `values`, all kept values of a tensor, with its own levels."""
         k = values.shape[1]
         mean, sigma = mean_and_sigma(values)
         step = sigma * (6.0 / 4 * math.sqrt(k / max(1, k - 1)))
@@ -255,7 +229,7 @@ class TensorLevels(Values):
 
 
 class _Floats(Values):
-    """Numbers one after the other, of the type `verbatim`."""
+    """The values themselves, cast to `verbatim`."""
 
     def nbytes(self, k: int) -> int:
         """Bytes of k numbers."""
@@ -272,7 +246,7 @@ class _Floats(Values):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BF16(_Floats):
-    """Sixteen bits each: rounded to nearest even, saturating.
+    """Sixteen bits per value: rounded to nearest even, saturating.
 
     >>> BF16().nbytes(64)
     128
@@ -283,7 +257,7 @@ class BF16(_Floats):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class F32(_Floats):
-    """Thirty-two bits each: kept values are exact.
+    """Thirty-two bits per value: kept values are exact.
 
     >>> F32().nbytes(64)
     256

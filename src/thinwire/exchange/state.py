@@ -328,8 +328,8 @@ class ExchangeState:
         pieces = layout.cut(shards) if shards > 1 else [(0, layout)]
         self._places = [slice(start, start + piece.numel) for start, piece in pieces]
         self._codecs = [codec.bind(piece, device=self._device) for _, piece in pieces]
-        for bound in self._codecs:
-            bound.prepare(self._device)
+        for piece in (piece for bound in self._codecs for piece in bound.pieces):
+            piece.codec.prepare(self._device)
         self._feedback = [context.feedback.bind(piece.numel, storage) for _, piece in pieces]
         self._owner: _OwnerFeedback | None = None
         self._parts: dict[str, FeedbackState | _OwnerFeedback] = {"": self._feedback[0]}

@@ -76,23 +76,6 @@ def neighbours(workers: int, *, first: int) -> list[int]:
     return peers
 
 
-class _Part:
-    """One worker's part in an exchange that checks its answers itself.
-
-    Args:
-        kind: of exchange.
-        transport: the worker's.
-        seed: payloads of two seeds differ.
-    """
-
-    def __init__(self, kind: "_Kind", transport: Transport, seed: int) -> None:
-        self.round = transport.run(kind(transport.rank, transport.world_size, seed), _TAG)
-
-    def check(self) -> None:
-        """Wait: the answers were right, and what followed the last ran in this thread."""
-        assert self.round.wait() is threading.current_thread()
-
-
 _Kind: TypeAlias = Callable[[int, int, int], Posts[threading.Thread]]
 """(rank, workers, seed) in; the exchange ends with the thread that its end ran in."""
 
@@ -152,6 +135,16 @@ def _failing(transport: Transport) -> Posts[None]:
     raise LookupError("what an exchange of a test raises")
 
 
+def _begun(kind: _Kind, transport: Transport, seed: int) -> Round[threading.Thread]:
+    """An exchange that checks its answers itself; payloads of two seeds differ."""
+    return transport.run(kind(transport.rank, transport.world_size, seed), _TAG)
+
+
+def _check(part: Round[threading.Thread]) -> None:
+    """Wait: the answers were right, and what followed the last ran in this thread."""
+    assert part.wait() is threading.current_thread()
+
+
 def _gather(transport: Transport, payload: Tensor) -> Round[list[Tensor]]:
     return transport.run(gathered(payload, transport.rank, transport.world_size), _TAG)
 
@@ -167,14 +160,14 @@ def check_worker(transport: Transport) -> None:
     """
     sizes = (1, 7, 100_003)
     gathers = [_gather(transport, payload_of(transport.rank, n)) for n in sizes]
-    parts = [_Part(kind, transport, seed) for kind in _KINDS for seed in (1, 2)]
+    parts = [_begun(kind, transport, seed) for kind in _KINDS for seed in (1, 2)]
     for part in parts[1::2]:
-        part.check()
+        _check(part)
     for n, gather in zip(sizes, gathers, strict=True):
         for rank, payload in enumerate(gather.wait()):
             assert torch.equal(payload.cpu(), payload_of(rank, n))
     for part in parts[::2]:
-        part.check()
+        _check(part)
     failing = transport.run(_failing(transport), _TAG)
     with pytest.raises(LookupError, match="of a test"):
         failing.wait()
@@ -184,10 +177,10 @@ def check_worker(transport: Transport) -> None:
     assert all(known[rank] == b"x" * rank for rank in known)
     for order in _ORDERS:
         begun_s = time.perf_counter()
-        parts = [_Part(kind, transport, s) for s, kind in itertools.product(range(2), _KINDS)]
+        parts = [_begun(kind, transport, s) for s, kind in itertools.product(range(2), _KINDS)]
         for place in order:
-            parts[place].check()
-            arrived_s = parts[place].round.arrived_s()
+            _check(parts[place])
+            arrived_s = parts[place].arrived_s()
             assert arrived_s is not None
             assert begun_s <= arrived_s <= time.perf_counter()
 
@@ -206,17 +199,17 @@ def check_background(transport: Transport, *, within_s: float = 20.0) -> None:
         AssertionError: something arrives only when it is waited for.
     """
     meter = Metered(transport)
-    parts = [_Part(kind, meter, 1) for kind in _KINDS]
+    parts = [_begun(kind, meter, 1) for kind in _KINDS]
     until_s = time.perf_counter() + within_s
-    while any(part.round.arrived_s() is None for part in parts):
+    while any(part.arrived_s() is None for part in parts):
         assert time.perf_counter() < until_s, "exchanges arrive only when they are waited for"
         time.sleep(0.001)
     trained_s = 0.2
     time.sleep(trained_s)
-    arrived_s = [part.round.arrived_s() for part in parts]
+    arrived_s = [part.arrived_s() for part in parts]
     for place in (0, 2, 1, 3):
-        parts[place].check()
-    assert arrived_s == [part.round.arrived_s() for part in parts]
+        _check(parts[place])
+    assert arrived_s == [part.arrived_s() for part in parts]
     assert meter.counters.wait_s < trained_s
     assert 0 < meter.counters.overlapped_s < len(parts) * within_s
 
