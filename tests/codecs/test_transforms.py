@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from thinwire.codecs import DCT, F32, Blocks, Chunks, Hadamard, TopK, Transform
+from thinwire.codecs import DCT, Hadamard, Transform
 from thinwire.codecs.transforms import _integers, _product
-from thinwire.fragments.layout import CHUNK, Layout
+from thinwire.fragments.layout import CHUNK
 from thinwire.testing import vector
 
 TRANSFORMS = [DCT(), Hadamard()]
@@ -35,32 +35,6 @@ def test_matrices_are_orthonormal_and_their_integers_alike_everywhere(
     # As the docstring of the product claims: no sum of terms leaves the integers of fp64.
     length = torch.linalg.vector_norm(_integers(transform, n, torch.device("cpu")), dim=0)
     assert float(length.max()) * 2**24 * math.sqrt(n) < 2**53
-
-
-def test_the_cosine_transform_of_two_and_four_by_hand() -> None:
-    root = math.sqrt(0.5)
-    assert torch.allclose(
-        DCT().forward(torch.tensor([[3.0, 1.0]]), (2,)), torch.tensor([[4.0, 2.0]]) * root
-    )
-    a, b = math.cos(math.pi / 8) * root, math.cos(3 * math.pi / 8) * root
-    expected = torch.tensor([[0.5, a, 0.5, b], [0.5, b, -0.5, -a]])
-    assert torch.allclose(DCT().forward(torch.eye(4)[:2], (4,)), expected, atol=1e-7)
-
-
-def test_a_hadamard_of_seven_is_of_four_and_two_and_one() -> None:
-    x = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]])
-    root = math.sqrt(0.5)
-    expected = torch.tensor([[5.0, -1.0, -2.0, 0.0, 11 * root, -root, 7.0]])
-    assert torch.allclose(Hadamard().forward(x, (7,)), expected)
-
-
-@pytest.mark.parametrize("transform", TRANSFORMS)
-def test_a_block_is_transformed_in_two_dimensions(transform: Transform) -> None:
-    x, m = rows(), transform.matrix(64)
-    blocks = m @ x.double().view(-1, 64, 64) @ m.T
-    assert torch.allclose(transform.forward(x, BLOCK).double(), blocks.view(3, CHUNK), atol=1e-5)
-    runs = x.double().view(3, 64, 64) @ m.T
-    assert torch.allclose(transform.forward(x, RUN).double(), runs.view(3, CHUNK), atol=1e-5)
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
@@ -146,27 +120,3 @@ def test_what_leaves_the_range_of_fp32_saturates(transform: Transform) -> None:
     assert float(out[0, 0]) == largest
     assert float(transform.forward(-x, BLOCK)[0, 0]) == -largest
     assert not transform.forward(torch.zeros(1, CHUNK), BLOCK).any()
-
-
-# -- in a codec ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("groups", "side"), [(Blocks(), (64, 64)), (Chunks(), (4096,))])
-@pytest.mark.parametrize("columns", [64, 128])
-def test_blocks_are_of_the_matrix_and_runs_of_the_vector(
-    groups: Blocks | Chunks, side: tuple[int, ...], columns: int
-) -> None:
-    """A basis function of the right kind is one coefficient, and comes back whole."""
-    layout, c = Layout.of({"w": (64, columns), "b": (64,)}), torch.zeros(1, CHUNK)
-    c[0, 70] = 3.0
-    pattern = DCT().inverse(c, side).view(64, 64)
-    x = torch.zeros(64, columns)
-    if groups == Blocks():
-        x[:, -64:] = pattern
-    else:
-        x.view(-1)[:CHUNK] = pattern.reshape(-1)
-    x = torch.cat([x.view(-1), torch.zeros(64)])
-    coder = TopK(k=1, values=F32(), groups=groups, transform=DCT()).bind(layout)
-    assert torch.allclose(coder.decode(coder.encode(x)), x, atol=1e-6)
-    plain = TopK(k=1, values=F32(), groups=groups).bind(layout)
-    assert not torch.allclose(plain.decode(plain.encode(x)), x, atol=1e-2)
