@@ -368,6 +368,7 @@ class Worker:
             TOKEN if setup.is_sealed else None,
             index=ranks.index,
             ranks=ranks.size,
+            patience_s=GIVE_UP_S,
         )
         until_s = now_s() + GIVE_UP_S
         self.name = await self._agreed(objects.new_process(self.name, until_s), of_all=False)
@@ -503,6 +504,11 @@ class Worker:
         assert self.plan is not None
         names, before = self.plan.names, fragment.digest
         left_out = [rank for rank, each in enumerate(messages) if _is_unusable(each, before)]
+        every = await self.ranks.gather_async(left_out)
+        if any(each != left_out for each in every):
+            self.simulation.note(self, f"discard a round in which ranks lack {every}")
+            self.cancel_rounds()
+            return
         fragment.pending = None
         fragment.applied_at_step, was = pending.step, self.progress()
         fragment.digest = _after(before, messages, left_out)

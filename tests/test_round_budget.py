@@ -12,7 +12,7 @@ import thinwire as tw
 # Upper bounds, to be lowered whenever the round gets simpler.
 FILES = 19
 CLASSES = 35
-CALLS = 321
+CALLS = 328
 
 ROOT = str(Path(tw.__file__).parent) + "/"
 

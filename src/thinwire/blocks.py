@@ -68,6 +68,9 @@ class VectorPart:
             flat: the vector, or a piece of it that begins at its place `origin`.
             origin: place of the first number of `flat`.
         """
+        if len(self.ranges) == 1:
+            start, stop = self.ranges[0]
+            return flat[start - origin : stop - origin]
         views = self._views(flat, origin)
         return views[0].reshape(-1) if len(views) == 1 else torch.cat(views)
 

@@ -73,8 +73,9 @@ class LiveWeights:
         # Accelerate wraps DeepSpeed's optimizer once more.
         inner = (getattr(each, "optimizer", each) for each in optimizers)
         _refuse_deepspeed(model, *optimizers, *inner)
-        of_torch = isinstance(model, nn.Module)
-        of_torch = of_torch and all(isinstance(o, torch.optim.Optimizer) for o in optimizers)
+        kinds: list[tuple[Any, type]] = [(model, nn.Module)]
+        kinds += [(each, torch.optim.Optimizer) for each in optimizers]
+        of_torch = all(isinstance(each, kind) for each, kind in kinds)
         check(
             of_torch,
             "build an outer loop",
@@ -341,6 +342,10 @@ class OpenWeights(LazyVector):
         if alpha:
             values = torch.lerp(values, self.read(part), alpha)
         pieces = self._vector.pieces(part)
+        if len(pieces) == 1:
+            ((index, piece),) = pieces
+            piece.write(self._flat[index], values)
+            return
         parts = values.split([piece.numel for _, piece in pieces])
         if all(len(piece.ranges) == 1 for _, piece in pieces):
             copy_all(self._views(part), parts)

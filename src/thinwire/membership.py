@@ -266,6 +266,3 @@ class FixedMembership(Membership):
     """The same workers from the beginning to the end."""
 
     is_fixed = True
-
-    # The defaults once more: over `Elastic`, which inherits both, they come first.
-    join, log_round, leave = Membership.join, Membership.log_round, Membership.leave

@@ -6,10 +6,17 @@ import signal
 import time
 
 import pytest
+import torch
 
 from elastic_schedule import OPTIONS, inject_faults
 from elastic_team import TOKEN, Team
 from processes import fork_ranks
+from thinwire.blocks import DenseVector
+from thinwire.elastic.worker_ranks import AgreedRound, WorkerRanks
+from thinwire.errors import RoundDiscarded
+from thinwire.exchange.state import RoundResult
+from thinwire.rejection import Rejection, RejectReason
+from thinwire.transport.base import Round
 from training import corpus  # noqa: F401
 
 pytest.importorskip("obstore")
@@ -25,6 +32,45 @@ def test_a_worker_of_two_ranks_and_one_that_comes_late_end_alike(tmp_path) -> No
         late = team.start("b", ranks=2)
         assert set(team.finish()) == {*first.ranks, *late.ranks}
         assert any("b" in event["who"] for event in first.events("arrived"))
+
+
+class Done(Round[RoundResult]):
+    """A round that has ended without the workers in `left_out`."""
+
+    def __init__(self, left_out: dict[int, RejectReason]) -> None:
+        rejected = {rank: Rejection(reason=why) for rank, why in left_out.items()}
+        self.result = RoundResult(mean=DenseVector(torch.zeros(1)), left_out=rejected, messages=[])
+
+    def wait(self) -> RoundResult:
+        return self.result
+
+    def arrived_s(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "counts"),
+    [
+        ({}, {}, True),
+        ({1: RejectReason.DAMAGED}, {1: RejectReason.DAMAGED}, True),
+        # Each rank judges the numbers of its own shard.
+        ({1: RejectReason.OUTLIER}, {}, True),
+        ({1: RejectReason.DAMAGED}, {}, False),
+        ({}, {0: RejectReason.DAMAGED}, False),
+        ({0: RejectReason.DAMAGED}, {1: RejectReason.DAMAGED}, False),
+    ],
+)
+def test_a_worker_counts_on_all_ranks_of_another_one_or_the_round_on_none(
+    monkeypatch, mine, other, counts: bool
+) -> None:
+    ranks, absent = WorkerRanks(), {r for r, why in other.items() if why is RejectReason.DAMAGED}
+    monkeypatch.setattr(ranks, "gather", lambda own: [own, absent if isinstance(own, set) else own])
+    done = Done(mine)
+    if counts:
+        assert AgreedRound(done, ranks).wait() is done.result
+    else:
+        with pytest.raises(RoundDiscarded, match="some of them miss"):
+            AgreedRound(done, ranks).wait()
 
 
 @pytest.mark.slow
@@ -51,6 +97,18 @@ def test_a_rank_killed_in_an_exchange_ends_its_worker_which_comes_back_and_heals
             assert one.last("shard") == other.last("shard")
         # The control: shards differ, and so no rank has the digest of all.
         assert len({rank.last("shard") for rank in first.ranks} | {first.digest}) == 3
+
+
+@pytest.mark.slow
+def test_copies_of_a_parameter_stay_equal_if_a_message_of_one_rank_is_lost(tmp_path) -> None:
+    with Team(tmp_path, method="diloco", sharding="tensor", steps=100) as team:
+        team.start("a", **SHARDED)
+        second = team.start("b", of_rank={0: {"die": ["landed", 3]}}, **SHARDED)
+        team.until(lambda: all(process.gone for process in second.ranks))
+        back = team.start("b", **SHARDED)
+        team.until(lambda: team.met(back, 2))
+        # With one digest, of which copies are a part.
+        assert len(team.finish()) == 4
 
 
 @pytest.mark.slow

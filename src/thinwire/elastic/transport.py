@@ -20,7 +20,6 @@ from thinwire.elastic.timeouts import ElasticOptions, Timeouts
 from thinwire.errors import RunStopped, ThinwireError, check
 from thinwire.membership import (
     Answer,
-    FixedMembership,
     Go,
     Load,
     Membership,
@@ -369,8 +368,12 @@ class Elastic(Transport, Membership):
         return self._shard
 
 
-class FixedElastic(FixedMembership, Elastic):
+class FixedElastic(Elastic):
     """`Elastic` with `workers`: the same workers to the end."""
+
+    is_fixed = True
+    join, log_round, may_end = Membership.join, Membership.log_round, Membership.may_end
+    begin_round, report = Membership.begin_round, Membership.report
 
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
         """Start an exchange; it runs in a thread, after earlier ones."""

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from thinwire.errors import ExchangeError, RoundDiscarded, ThinwireError
+from thinwire.exchange.state import RoundResult
+from thinwire.rejection import RejectReason
 from thinwire.transport.base import Round
 from thinwire.transport.distributed import group_of, reason_of
 
@@ -165,6 +167,10 @@ def _raise_any(outcomes: Sequence[object]) -> None:
 class AgreedRound(Round[T]):
     """An exchange of one rank that counts only if those of all ranks of its worker do.
 
+    A message is lost for one rank alone. If its worker counted on the other ranks, copies of a
+    parameter would no longer be equal, so a round is discarded of which ranks miss other workers.
+    All workers find the same messages, and decide alike.
+
     Args:
         inner: this rank's exchange.
         ranks: of the worker; all of them wait for their exchanges in the same order.
@@ -175,7 +181,18 @@ class AgreedRound(Round[T]):
 
     def wait(self) -> T:
         """Result of the exchange; raises the error of any rank."""
-        return self._ranks.agreed(self._inner.wait)
+        result = self._ranks.agreed(self._inner.wait)
+        left_out = result.left_out if isinstance(result, RoundResult) else {}
+        # What numbers are refused, each rank decides for its shard, and alike for copies.
+        absent = {rank for rank, why in left_out.items() if why.reason <= RejectReason.DRIFTED}
+        every = self._ranks.gather(absent)
+        if some := set.union(*every) - set.intersection(*every):
+            raise RoundDiscarded(
+                "use a round on some ranks of a worker alone",
+                because=f"some of them miss what worker {', '.join(map(str, sorted(some)))} sent",
+                do="nothing: the next round sends it again",
+            )
+        return result
 
     def arrived_s(self) -> float | None:
         """When everything had arrived at this rank."""
