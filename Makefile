@@ -12,7 +12,7 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1  /p' $(MAKEFILE_LIST)
 
 demo: .venv/.demo  ## train one small model seven ways on this machine and report on loss and bytes
-	$(BIN)/thinwire compare --methods $(DEMO) --workers 4 --steps 400 --seeds 0 \
+	$(BIN)/thinwire compare --methods $(DEMO) --workers 4 --steps 300 --seeds 0 \
 	  --jobs 2 --out runs/demo
 	$(BIN)/thinwire report runs/demo --out runs/demo/report.html
 
