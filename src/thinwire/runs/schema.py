@@ -308,14 +308,14 @@ def read_object(file: Path) -> dict[str, Any]:
         CheckpointError: it cannot be read, or holds something else.
     """
     found = _parsed(_content(file), dict[str, Any], file.name)
-    if _depth(found) > _DEEPEST:
+    # Level by level: recursion would end in an error of its own.
+    level: list[Any] = [found]
+    for _ in range(_DEEPEST):
+        inside = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [each for values in inside for each in values if isinstance(each, dict | list)]
+    if level:
         raise _corrupt(f"{file.name} cannot be read: its objects are over {_DEEPEST} deep")
     return found
-
-
-def _depth(data: Any) -> int:
-    inner = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
-    return 1 + max(map(_depth, inner), default=0)
 
 
 def _content(file: Path) -> bytes:

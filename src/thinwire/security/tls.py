@@ -88,6 +88,15 @@ def _certificate(
     )
     builder = x509.CertificateBuilder(issuer, name, key, serial, *validity)
     builder = builder.add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+    # Without these, Python from 3.13 on refuses the chain.
+    extensions += (
+        x509.SubjectKeyIdentifier.from_public_key(key),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()),
+    )
+    if ca:
+        # It signs certificates and lists of revoked ones, and nothing else.
+        usage = x509.KeyUsage(*5 * [False], True, True, False, False)
+        builder = builder.add_extension(usage, critical=True)
     for extension in extensions:
         builder = builder.add_extension(extension, critical=False)
     return builder.sign(signer, None).public_bytes(Encoding.PEM)
