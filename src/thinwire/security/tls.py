@@ -10,6 +10,8 @@ from thinwire.security.token import Token
 
 # No machine's clock may be wrong enough to be outside.
 _ALWAYS = datetime.datetime(1970, 1, 2), datetime.datetime(9999, 1, 1)
+# Of a `KeyUsage`: it signs certificates and lists of revoked ones, and nothing else.
+_SIGNS = False, False, False, False, False, True, True, False, False
 _HALF_VALIDITY = datetime.timedelta(days=400)  # some clients refuse more than 825 days
 
 
@@ -94,9 +96,7 @@ def _certificate(
         x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()),
     )
     if ca:
-        # It signs certificates and lists of revoked ones, and nothing else.
-        usage = x509.KeyUsage(*5 * [False], True, True, False, False)
-        builder = builder.add_extension(usage, critical=True)
+        builder = builder.add_extension(x509.KeyUsage(*_SIGNS), critical=True)
     for extension in extensions:
         builder = builder.add_extension(extension, critical=False)
     return builder.sign(signer, None).public_bytes(Encoding.PEM)
