@@ -69,7 +69,7 @@ def test_a_worker_counts_on_all_ranks_of_another_one_or_the_round_on_none(
     if counts:
         assert AgreedRound(done, ranks).wait() is done.result
     else:
-        with pytest.raises(RoundDiscarded, match="some of them miss"):
+        with pytest.raises(RoundDiscarded, match="only some ranks"):
             AgreedRound(done, ranks).wait()
 
 

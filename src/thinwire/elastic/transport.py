@@ -372,8 +372,7 @@ class FixedElastic(Elastic):
     """`Elastic` with `workers`: the same workers to the end."""
 
     is_fixed = True
-    join, log_round, may_end = Membership.join, Membership.log_round, Membership.may_end
-    begin_round, report = Membership.begin_round, Membership.report
+    join = Membership.join  # `announce` compares the workers
 
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
         """Start an exchange; it runs in a thread, after earlier ones."""

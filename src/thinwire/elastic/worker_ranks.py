@@ -167,9 +167,9 @@ def _raise_any(outcomes: Sequence[object]) -> None:
 class AgreedRound(Round[T]):
     """An exchange of one rank that counts only if those of all ranks of its worker do.
 
-    A message is lost for one rank alone. If its worker counted on the other ranks, copies of a
-    parameter would no longer be equal, so a round is discarded of which ranks miss other workers.
-    All workers find the same messages, and decide alike.
+    A message can be lost for one rank alone. If its worker still counted on the other ranks, the
+    copies of a parameter would differ. So if ranks miss different workers, the round is discarded.
+    All workers read the same messages, and decide alike.
 
     Args:
         inner: this rank's exchange.
@@ -183,13 +183,14 @@ class AgreedRound(Round[T]):
         """Result of the exchange; raises the error of any rank."""
         result = self._ranks.agreed(self._inner.wait)
         left_out = result.left_out if isinstance(result, RoundResult) else {}
-        # What numbers are refused, each rank decides for its shard, and alike for copies.
+        # Numbers may be refused on some ranks alone: each judges its shard, and copies alike.
         absent = {rank for rank, why in left_out.items() if why.reason <= RejectReason.DRIFTED}
         every = self._ranks.gather(absent)
         if some := set.union(*every) - set.intersection(*every):
             raise RoundDiscarded(
-                "use a round on some ranks of a worker alone",
-                because=f"some of them miss what worker {', '.join(map(str, sorted(some)))} sent",
+                "use a round",
+                because="only some ranks of this worker have the messages of worker "
+                f"{', '.join(map(str, sorted(some)))}",
                 do="nothing: the next round sends it again",
             )
         return result
