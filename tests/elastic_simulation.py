@@ -948,9 +948,9 @@ class Simulation:
         is_over = all(life.is_done for life in self.lives)
         if is_over and not self._waiting:
             outcomes = [life.outcome for life in self.lives]
-            # What only dead workers had is lost, if nothing in the store leads there.
-            has_name = any(name in each for each in outcomes for name in NO_WAY)
-            is_lost = has_name and not any(self._way(life, 0.0) for life in self.lives)
+            # What only killed workers had is lost, if nothing in the store leads there.
+            asked = [each for each in self.lives if any(n in each.outcome for n in NO_WAY)]
+            is_lost = bool(asked) and not any(self._way(life, 0.0) for life in asked)
             gone = {life.slot for life in self.lives if life.outcome == "left"}
             gone |= {f.slot for f in self.setup.faults if f.back == "never"}
             self.struck["lost"] += "ended" not in outcomes and is_lost

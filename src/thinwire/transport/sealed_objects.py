@@ -17,7 +17,7 @@ from thinwire.transport.base import bytes_tensor as bytes_tensor
 from thinwire.transport.object_store import ObjectStore
 
 _LONGEST_NAME = 24
-_READS = 3  # of an object that does not open: a read may be damaged, and the object sound
+_READS = 6  # of an object that does not open: a read may be damaged, and the object sound
 
 
 class SealedObjects:
