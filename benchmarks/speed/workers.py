@@ -41,7 +41,7 @@ def train_on_noise(model: nn.Module, optimizer: torch.optim.Optimizer, *, seed: 
     start = 37 * seed % _PARTS
     for p in parameters:
         # A copy: with ddp the mean takes its memory.
-        p.grad = noise[start : start + p.numel()].view_as(p).clone()
+        p.grad = noise[start : start + p.numel()].view_as(p).to(p.device, copy=True)
     optimizer.step()
 
 
