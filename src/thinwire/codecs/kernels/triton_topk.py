@@ -64,11 +64,18 @@ def _store_places(record, place, places, k: tl.constexpr):
     low: tl.constexpr = 12 - log2(k)
     high_nbytes: tl.constexpr = k // 4
     low_nbytes: tl.constexpr = low * k // 8
-    # A bitmap of 2k bits, of which each place sets one: its histogram, in eight planes.
+    # A bitmap of 2k bits, of which each place sets one: its histogram, in eight planes. Lanes keep
+    # a register for every 32 bins, so that at most 512 are counted at a time.
     plane = tl.arange(0, 8)
-    bitmap = tl.histogram((place >> low) + tl.arange(0, k), 2 * k)
-    planes = tl.reshape(bitmap, (8, high_nbytes)) << plane[:, None]
-    tl.store(record + tl.arange(0, high_nbytes), tl.sum(planes, 0).to(tl.uint8))
+    bins: tl.constexpr = min(2 * k, 512)
+    planes: tl.constexpr = bins // high_nbytes
+    high = tl.zeros((high_nbytes,), tl.int32)
+    for first in range(0, 8, planes):
+        bit = (place >> low) + tl.arange(0, k) - first * high_nbytes
+        bitmap = tl.histogram(bit, bins, mask=(bit >= 0) & (bit < bins))
+        shift = first + tl.arange(0, planes)[:, None]
+        high += tl.sum(tl.reshape(bitmap, (planes, high_nbytes)) << shift, 0)
+    tl.store(record + tl.arange(0, high_nbytes), high.to(tl.uint8))
     # Low bits: the q-th, bit q // k of place q % k, is in byte q mod low_nbytes.
     byte = tl.arange(0, triton.next_power_of_2(low_nbytes))
     q = byte[:, None] + low_nbytes * plane[None, :]
