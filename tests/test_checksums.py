@@ -54,6 +54,7 @@ def test_the_digest_is_that_of_the_words(numel: int, dtype: torch.dtype) -> None
     assert anchor_digest(x) == by_hand(x.view(torch.uint8).numpy().tobytes())
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("numel", [0, 1, 10_007])
 def test_a_gpu_has_the_same_digest(numel: int) -> None:

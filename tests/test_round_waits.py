@@ -66,6 +66,7 @@ def test_a_round_waits_no_more_often_than_it_may(name: str) -> None:
         assert begin + finish <= PROMISED
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", METHODS)
 def test_a_gpu_waits_no_more_often_than_the_fake_device(name: str) -> None:

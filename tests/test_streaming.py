@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import gc
 import itertools
 from unittest.mock import Mock
 
@@ -535,6 +536,7 @@ def test_a_gpu_holds_one_fragments_state_and_gives_the_same_bits() -> None:
 
     def train(outer_device: str | None) -> tuple[str, int, int]:
         """Digest, outer state between steps, and its peak, in bytes, of one worker of two."""
+        gc.collect()
         empty = torch.cuda.memory_allocated()
         team = Team(method, sgd, 2, model=build, outer_device=outer_device)
         bare = 2 * layers * layer_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import cache, cached_property
 from typing import Any
 from weakref import WeakSet
@@ -311,25 +312,25 @@ class HostCopy:
     """
 
     def __init__(self, tensor: Tensor) -> None:
-        self._arrived: Any = None
+        self._wait: Callable[[], None] | None = None
         self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
         if not tensor.is_cuda:
             self._host.copy_(tensor, non_blocking=True)
+            if tensor.device.type != "cpu" and torch.accelerator.is_available():
+                self._wait = torch.accelerator.synchronize
             return
         stream = _copying_stream(tensor.device)
         stream.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(stream):
             self._host.copy_(tensor, non_blocking=True)
-            self._arrived = stream.record_event()
+            self._wait = stream.record_event().synchronize
         # Its memory must not be reused before the copy has ended.
         tensor.record_stream(stream)
 
     def read(self) -> Tensor:
         """The tensor, in the host's memory."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        elif torch.accelerator.is_available():
-            torch.accelerator.synchronize()
+        if self._wait is not None:
+            self._wait()
         return self._host
 
 

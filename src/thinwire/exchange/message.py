@@ -92,7 +92,9 @@ def seal(message: Tensor, header: Header, body_checksum: int | None = None) -> T
     head = (_MAGIC, _VERSION, HEADER_NBYTES, _codec_digest(header.codec))
     start = _FIELDS.pack(*head, *header[:5], body_checksum, *header[5:7]).ljust(_CHECKED, b"\0")
     start += _CHECKSUM.pack(zlib.crc32(start))
-    message[:HEADER_NBYTES] = torch.frombuffer(bytearray(start), dtype=torch.uint8)
+    head_bytes = torch.frombuffer(bytearray(start), dtype=torch.uint8)
+    # CUDA has read memory that is not pinned when the call returns.
+    message[:HEADER_NBYTES].copy_(head_bytes, non_blocking=message.is_cuda)
     return message
 
 
