@@ -7,6 +7,7 @@ a wait with its place in the package; what a GPU would refuse (operands on two d
 raises.
 """
 
+import gc
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -25,8 +26,8 @@ DEVICE = torch.device("xpu", 0)
 _HOST = torch.device("cpu")
 _ROOT = str(Path(thinwire.__file__).parent) + "/"
 
-# Storages that lie there: of all tests, because the package keeps constants by device.
-_HELD: set[int] = set()
+# Bytes of the storages that lie there: of all tests, because the package keeps constants by device.
+_HELD: dict[int, int] = {}
 
 # By what they are called from Python. The size of what they return depends on the numbers.
 _READS = {
@@ -57,6 +58,12 @@ class FakeDevice(TorchFunctionMode):
         """Have these lie there."""
         for tensor in tensors:
             self._hold(tensor)
+
+    @staticmethod
+    def held_nbytes() -> int:
+        """Bytes that lie there now, of all tests."""
+        gc.collect()
+        return sum(_HELD.values())
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -91,8 +98,8 @@ class FakeDevice(TorchFunctionMode):
     def _hold(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         if storage._cdata not in _HELD:
-            _HELD.add(storage._cdata)
-            finalize(storage, _HELD.discard, storage._cdata)
+            _HELD[storage._cdata] = storage.nbytes()
+            finalize(storage, _HELD.pop, storage._cdata, None)
 
     def _hold_all(self, result: Any, args: Any) -> None:
         given = {id(leaf) for leaf in _tensors(args)}

@@ -288,8 +288,10 @@ class LiveVector:
 
     def scratch(self, numel: int) -> Tensor:
         """Memory for `numel` numbers of fp32, in use until it is asked for again."""
+        if self.live.device.type != "cpu":  # torch keeps a GPU's memory, for all of its users
+            return torch.empty(numel, device=self.live.device)
         if self._scratch.numel() < numel:
-            self._scratch = torch.empty(numel, device=self.live.device)
+            self._scratch = torch.empty(numel)
         return self._scratch[:numel]
 
 
