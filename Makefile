@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO := ddp,diloco,streaming_diloco:tau=2,muloco,muloco:bits=2,sparseloco:density=1/32,sparse_muloco:density=1/32
 
-.PHONY: help demo docs test test-all claims soak check bench package clean
+.PHONY: help demo docs test test-all test-gpu claims soak check bench package clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -21,6 +21,9 @@ test: .venv/.ready  ## run the tests for every merge, at most five minutes
 
 test-all: .venv/.ready  ## run all tests, also real elastic processes, browser, network namespaces
 	$(BIN)/python -m pytest -m ""
+
+test-gpu: .venv/.ready  ## compare what a GPU computes with the CPU, bit for bit
+	$(BIN)/python -m pytest -m gpu
 
 claims: .venv/.ready  ## test the published claims, an hour and a half on two cores, against the committed table
 	$(BIN)/python benchmarks/claims.py small runs/claims

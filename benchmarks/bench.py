@@ -12,7 +12,7 @@ import torch
 
 from setting import setting
 from speed.codecs import codecs
-from speed.gpu_kernels import gpu_kernels
+from speed.gpu_kernels import gpu_kernels, gpu_rounds
 from speed.measuring import Report, Table, threads
 from speed.round_costs import round_memory, round_scaling
 from speed.rounds import round
@@ -29,13 +29,14 @@ BENCHMARKS: Mapping[str, Callable[[], Report]] = {
     "round-scaling": round_scaling,
     "codecs": codecs,
     "gpu-kernels": gpu_kernels,
+    "gpu-rounds": gpu_rounds,
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Speed and memory on this machine, as ratios.")
     names = ", ".join(BENCHMARKS)
-    what = f"of {names}; by default all, and gpu-kernels only where a GPU has any"
+    what = f"of {names}; by default all, and those of a GPU only where one has kernels"
     parser.add_argument("what", nargs="*", metavar="BENCHMARK", help=what)
     parser.add_argument("--out", type=Path, help="folder for one JSON file per benchmark")
     given = parser.parse_args(arguments)
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _on_this_machine() -> list[str]:
     has_kernels = torch.cuda.is_available() and kernel_backend(torch.device("cuda")) != "torch"
-    return [name for name in BENCHMARKS if name != "gpu-kernels" or has_kernels]
+    return [name for name in BENCHMARKS if has_kernels or not name.startswith("gpu-")]
 
 
 def text_of(table: Table) -> str:

@@ -4,17 +4,23 @@ encode    reads e and Delta and writes e, 12 bytes a number, and writes the reco
 mean      of R workers: reads their records, reads and writes the mean, 8 bytes a number;
           of Top-k only the sectors of 32 bytes that hold a number sent
 
-Each is timed by the device's own clock, in turns with a copy of as many numbers.
+Each is timed by the device's own clock, in turns with a copy of as many numbers. `gpu_rounds` times
+whole rounds beside a few lines of torch.
 """
 
+import copy
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from speed.measuring import Report, Table, seconds
-from speed.models import heavy_tailed
+from speed.models import heavy_tailed, llama
+from speed.plain_rounds import TorchForeach
+from speed.round_costs import with_short_rounds
+from speed.workers import LoopRounds, Rounds
 from thinwire.codecs import E3M0, Quantise, SignLevels, SignMean, TopK
 from thinwire.codecs.kernels import find_kernel, kernel_backend
 from thinwire.codecs.levels import RoundKey
@@ -63,7 +69,7 @@ def gpu_kernels(
         )
     setting = _Setting(device=device, chunks=chunks, workers=workers, repeats=repeats)
     rows = [row for codec in compared for row in setting.measure(codec)]
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    name = _name(device)
     data = {"device": name, "backend": backend, "parameters": chunks * CHUNK, "workers": workers}
     table = Table(
         f"{name}, {backend}, {chunks * CHUNK:,} numbers: bandwidth, its share of a copy's, and "
@@ -163,3 +169,72 @@ def _seconds_on_gpu(work: Callable[[], object]) -> float:
     end.record()
     torch.cuda.synchronize()
     return begin.elapsed_time(end) / 1e3
+
+
+def gpu_rounds(
+    *,
+    device: torch.device | None = None,
+    vocabulary: int = 32_000,
+    width: int = 768,
+    layers: int = 12,
+) -> Report:
+    """Time the halves of a worker's round, by the host's clock, and count the device's memory.
+
+    Args:
+        device: a CUDA device, by default the current one; on any other no memory is counted.
+        vocabulary: of the model.
+        width: likewise.
+        layers: likewise.
+    """
+    device = torch.device("cuda") if device is None else device
+    model = llama(vocabulary=vocabulary, width=width, layers=layers).to(device)
+    numel = sum(p.numel() for p in model.parameters())
+    names = ("diloco", "muloco:bits=4", "muloco:bits=2", "sparseloco", "sparse_muloco", "demo")
+    rows: list[dict[str, Any]] = []
+    for name in ("torch._foreach", *names, "noloco"):
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        kind = TorchForeach if name == "torch._foreach" else LoopRounds
+        method = with_short_rounds("diloco" if kind is TorchForeach else name)
+        begin_s, finish_s = _halves(kind(lambda: copy.deepcopy(model), method, 2), device)
+        peak = torch.cuda.max_memory_allocated() / 2 / numel if device.type == "cuda" else 0.0
+        row = {"name": name, "kernels": kernel_backend(device), "peak_bytes_per_parameter": peak}
+        rows.append(row | {"begin_s": begin_s, "finish_s": finish_s})
+    table = Table(
+        f"{numel:,} parameters on {device}, K=2: a worker's round in ms",
+        ("method", "begin", "finish", "peak bytes a parameter"),
+        [
+            (
+                *(row["name"], f"{1e3 * row['begin_s']:.1f}", f"{1e3 * row['finish_s']:.1f}"),
+                f"{row['peak_bytes_per_parameter']:.1f}",
+            )
+            for row in rows
+        ],
+    )
+    return Report({"device": _name(device), "parameters": numel, "rows": rows}, [table])
+
+
+def _halves(rounds: Rounds, device: torch.device, repeats: int = 6) -> tuple[float, float]:
+    """Medians of begin() and finish() a worker; the first two rounds compile and allocate."""
+    spent: list[list[float]] = []
+    for _ in range(repeats):
+        rounds.train()
+        spent.append([_waited(half, device) / 2 for half in (rounds.begin, rounds.finish)])
+    begin_s, finish_s = (statistics.median(each[half] for each in spent[2:]) for half in (0, 1))
+    return begin_s, finish_s
+
+
+def _waited(work: Callable[[], object], device: torch.device) -> float:
+    def end_s() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    began_s = end_s()
+    work()
+    return end_s() - began_s
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)

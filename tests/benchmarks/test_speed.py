@@ -26,6 +26,7 @@ SMALLEST = {
     "round-scaling": {"workers": [2], "fragments": [2], "tensors": [10], "repeats": 1},
     "codecs": {"layout": layout, "compared": [codecs.TopK(k=64)], "repeats": 1},
     "gpu-kernels": {"device": CPU, "chunks": 3, "compared": [codecs.E3M0()], "repeats": 1},
+    "gpu-rounds": {"device": CPU, "vocabulary": 11, "width": 8, "layers": 1},
 }
 
 
