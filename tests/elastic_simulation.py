@@ -304,7 +304,7 @@ class Worker:
             fragment.digest = _after(fragment.digest, record.messages, facts["left_out"])
             fragment.rounds_sent = facts["round"]
             fragment.sent_at_step = fragment.applied_at_step = facts["sent_at_step"]
-            self.version = record.version
+            self.version, self.step = record.version, max(self.step, facts["sent_at_step"])
         here, there = self.progress(), missed.until
         if here.version == there.version and here.digest != there.digest:
             raise MismatchError("replay", because="it leads elsewhere", do="load")

@@ -111,6 +111,7 @@ def test_a_record_that_does_not_follow_is_refused_and_changes_nothing() -> None:
     other.state.replay_one(hub.records[1])
     other.state.replay_one(hub.records[2])
     assert other.loop.digest() == players[0].loop.digest()
+    assert other.state.step == 2 * H, "alone it would go back to the run's first step"
 
 
 @pytest.mark.parametrize("buffer", ["anchor", "optimizer.momentum_buffer"])

@@ -285,6 +285,8 @@ class LoopState:
             self.set_outer_workers(int(facts["workers"]))
             fragment.step_missed(mean, facts)
             self.version = record.version
+            # A newcomer that is alone goes on from there, and not from its own first step.
+            self.step = max(self.step, int(facts["sent_at_step"]))
             fragment.rebase(self.name, local_delta)
 
     def drop_local_work(self) -> None:
