@@ -11,6 +11,8 @@ import thinwire as tw
 from claim_settings import FAMILIES, Setting
 from thinwire import codecs
 from thinwire.codecs import Identity, Linear, Quantise, Statistical, Tensors
+from thinwire.experiments import Rates
+from thinwire.experiments.grid import with_rates
 from thinwire.feedback import ErrorFeedback, NoFeedback
 from thinwire.method import Method
 from thinwire.train.config import TrainConfig
@@ -37,7 +39,28 @@ def arms(setting: Setting) -> dict[str, TrainConfig]:
     groups = (_intervals, _bits, _sparse, _streams, _decoupled)
     for method in (method for group in groups for method in group(setting)):
         found[method.name] = setting.config(method)
-    return found | _teams(setting, found) | _gossip(setting)
+    found |= _teams(setting, found) | _gossip(setting)
+    own = {arm: setting.rates.get(arm, Rates()) for arm in found}
+    return {
+        arm: replace(c, method=with_rates(c.method, sync_every=None, rates=own[arm]))
+        for arm, c in found.items()
+    }
+
+
+def borrowed(setting: Setting, arm: str, config: TrainConfig) -> bool:
+    """Whether its rates were searched for another K or H.
+
+    >>> from claim_settings import SMALL
+    >>> [arm for arm, config in arms(SMALL).items() if borrowed(SMALL, arm, config)][:2]
+    ['diloco H=5', 'diloco H=30']
+    """
+    of_setting = (setting.workers, setting.sync_every if config.method.sync_every > 1 else 1)
+    return (config.workers, config.method.sync_every) != of_setting and arm not in setting.rates
+
+
+def kind(method: Method) -> str:
+    """What is pooled: sparse, or the inner optimizer."""
+    return "sparse" if "TopK" in repr(method.codec) else type(method.inner).__name__
 
 
 def renamed(setting: Setting, family: str, name: str, **slots: Any) -> Method:

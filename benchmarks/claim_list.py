@@ -1,28 +1,32 @@
 """The published claims, each as a contrast of losses of the same seed, and what to say of it.
 
-    effect_s = sum_a w_a loss_as        mean over seeds s, standard error s / sqrt(n)
-
-A claim of an order is shown if the effect is below 0 at one-sided 95 % (Student's t), contradicted
-if it is above 0 likewise. A claim that something costs nothing is shown if the effect is below 1 %
-of the loss that it is compared with, likewise, and contradicted if it is above that. All else is
-not shown at this scale. About one in twenty would be judged wrongly by chance.
+A claim of an order is reproduced if its effect is below 0; a claim that something is as good, if it
+is below the margin: the deviation between seeds of data parallelism. The opposite is found if it is
+above. Both need a two-sided p below 5 % by Holm within the claims of one paper; ours are one paper,
+too (claim_statistics.py). All else is not reproduced. A claim is not run while a row of it is
+missing, of one seed, of another corpus or method than today's, or at rates of another K or H.
 """
 
+import math
+import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from claim_arms import ALONE, DENSITIES, FRONT, SPARSE, UNTUNED
+from claim_arms import ALONE, DENSITIES, FRONT, SPARSE, UNTUNED, arms, borrowed, kind
 from claim_settings import Setting
-from thinwire.runs.statistics import Estimate, estimate
+from claim_statistics import Losses, holm, own_deviation, pooled, quantile, two_sided
+from thinwire.train.config import TrainConfig
 
 MULOCO, SPARSELOCO = "MuLoCo (arXiv 2505.23725)", "SparseLoCo (arXiv 2508.15706)"
 STREAMING, DILOCO = "Streaming DiLoCo (arXiv 2501.18512)", "DiLoCo (arXiv 2311.08105)"
 NOLOCO, DEMO = "NoLoCo (arXiv 2506.10911)", "DeMo (arXiv 2411.19870)"
 DECOUPLED = "Decoupled momentum (arXiv 2510.03371)"
 OURS = "no paper: ours to find out"
-MARGIN = 0.01
-# One-sided 95 % of Student's t by degrees of freedom, from any table.
-_T95 = {1: 6.314, 2: 2.920, 3: 2.353, 4: 2.132, 5: 2.015}
+REPRODUCED, OPPOSITE = "reproduced", "opposite at this size"
+UNDECIDED, NOT_RUN = "not reproduced at this size", "not run"
+LEVEL = 0.05
+BASELINES = ("ddp", "ddp-muon")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,35 +38,101 @@ class Claim:
         text: what is claimed.
         source: by whom.
         weights: w_a.
-        reference: the arm that is not to be exceeded by more than a margin; None for an order.
+        as_good: the effect may be as large as the margin.
     """
 
     group: str
     text: str
     source: str
     weights: Mapping[str, float]
-    reference: str | None = None
+    as_good: bool = False
 
-    def effect(self, losses: Mapping[str, Mapping[int, float]]) -> Estimate | None:
-        """Of the seeds that all of its arms have; None if there is none."""
-        seeds = set.intersection(*(set(losses.get(arm, {})) for arm in self.weights))
-        found = {
-            seed: sum(w * losses[arm][seed] for arm, w in self.weights.items()) for seed in seeds
-        }
-        return estimate(found) if found else None
 
-    def verdict(self, losses: Mapping[str, Mapping[int, float]]) -> str:
-        """Shown, not shown at this scale, or contradicted."""
-        effect = self.effect(losses)
-        if effect is None or effect.standard_error is None:
-            return "not shown at this scale"
-        slack = _T95[min(len(effect.seeds) - 1, max(_T95))] * effect.standard_error
-        mean, margin = effect.mean, 0.0
-        if self.reference is not None:
-            margin = MARGIN * estimate(losses[self.reference]).mean
-        if mean + slack < margin:
-            return "shown"
-        return "contradicted" if mean - slack > margin else "not shown at this scale"
+def judge(
+    all_claims: Iterator[Claim],
+    rows: Mapping[str, Any],
+    unfit: Mapping[str, str],
+    kinds: Mapping[str, str],
+) -> tuple[float, list[dict[str, Any]]]:
+    """The margin and each claim with effect and verdict, as JSON-able data.
+
+    Args:
+        all_claims: of some papers.
+        rows: with `val_loss_by_seed`, by arm.
+        unfit: why the row of an arm decides nothing.
+        kinds: of arms, whose deviations are pooled.
+    """
+    losses = {
+        arm: {int(seed): loss for seed, loss in row["val_loss_by_seed"].items()}
+        for arm, row in rows.items()
+        if arm not in unfit
+    }
+    spreads = [statistics.variance(losses[arm].values()) for arm in BASELINES if arm in losses]
+    margin = math.sqrt(statistics.fmean(spreads)) if spreads else 0.0
+    found = list[dict[str, Any]]()
+    for claim in all_claims:
+        needed = [*claim.weights, *(BASELINES if claim.as_good else ())]
+        why = [f"{unfit[arm]} ({arm})" for arm in needed if arm in unfit]
+        effect = None if why else _effect(claim, losses, kinds, margin if claim.as_good else 0.0)
+        verdict = {"verdict": NOT_RUN, "why": why[0]} if why else {}
+        text = {"group": claim.group, "claim": claim.text, "source": claim.source}
+        found.append(text | verdict | {"effect": effect, "weights": claim.weights})
+    for source in {claim["source"] for claim in found}:
+        tested = [c for c in found if c["source"] == source and c["effect"] is not None]
+        adjusted = holm([claim["effect"]["p"] for claim in tested])
+        for claim, p in zip(tested, adjusted, strict=True):
+            effect = claim["effect"]
+            claimed = effect["mean"] < effect["margin"]
+            decided = REPRODUCED if claimed else OPPOSITE
+            claim["verdict"] = decided if p < LEVEL else UNDECIDED
+            effect["p_holm"] = p
+    return margin, found
+
+
+def _effect(
+    claim: Claim, losses: Mapping[str, Losses], kinds: Mapping[str, str], margin: float
+) -> dict[str, Any]:
+    """Mean, 95 % interval and two-sided p that it differs from the margin."""
+    seeds = sorted(set[int].intersection(*(set(losses[arm]) for arm in claim.weights)))
+    effects = [sum(w * losses[arm][s] for arm, w in claim.weights.items()) for s in seeds]
+    own = {kinds[arm] for arm in claim.weights}
+    deviation, unsteady = pooled({a: its for a, its in losses.items() if kinds[a] in own})
+    if claim.weights.keys() & unsteady:
+        deviation = own_deviation(effects, claim.weights.values())
+    mean = statistics.fmean(effects)
+    error = deviation.value * math.hypot(*claim.weights.values()) / math.sqrt(len(seeds))
+    half = quantile(deviation.degrees) * error
+    return {
+        "mean": mean,
+        "low": mean - half,
+        "high": mean + half,
+        "margin": margin,
+        "p": two_sided((mean - margin) / error, deviation.degrees),
+        "deviation": deviation.value,
+        "degrees_of_freedom": deviation.degrees,
+        "seeds": seeds,
+    }
+
+
+def verdicts(setting: Setting, rows: Mapping[str, Any]) -> tuple[float, list[dict[str, Any]]]:
+    """The margin and all claims at a setting, as its rows of today decide them."""
+    configs = arms(setting)
+    unfit = {a: why for a, c in configs.items() if (why := _unfit(setting, a, c, rows))}
+    return judge(claims(setting), rows, unfit, {arm: kind(c.method) for arm, c in configs.items()})
+
+
+def _unfit(setting: Setting, arm: str, config: TrainConfig, rows: Mapping[str, Any]) -> str | None:
+    """Why a row decides nothing; None: it does."""
+    row, base = rows.get(arm), rows.get(BASELINES[0])
+    if row is None or base is None:
+        return "no row"
+    if row["corpus"] != base["corpus"]:
+        return "another corpus"
+    if row["method"] != config.method.fingerprint():
+        return "stale: the method has other settings now"
+    if len(row["val_loss_by_seed"]) < 2:
+        return "one seed"
+    return "rates of another K or H" if borrowed(setting, arm, config) else None
 
 
 def claims(setting: Setting) -> Iterator[Claim]:
@@ -88,7 +158,7 @@ def _as_good(group: str, text: str, source: str, arm: str, reference: str) -> Cl
         text=text,
         source=source,
         weights={arm: 1.0, reference: -1.0},
-        reference=reference,
+        as_good=True,
     )
 
 

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from claim_list import OURS
+from claim_list import BASELINES, NOT_RUN, OPPOSITE, OURS, REPRODUCED, UNDECIDED
 from claim_settings import FAMILIES, Setting, tuned
+from moved_bytes import megabytes, times
 
-MARKS = {"shown": "**shown**", "contradicted": "**contradicted**"}
 NOTES = {
     "SparseLoCo, density and H": (
         "The sum of an element is divided by the number of workers that sent it, as in every",
@@ -29,7 +29,7 @@ def page(setting: Setting, found: Mapping[str, Any]) -> str:
         [
             *_head(setting, found),
             *_verdicts(found),
-            *_rows(found),
+            *_rows(setting, found),
             *_clock(setting, found),
             *_rates(setting),
         ]
@@ -40,6 +40,7 @@ def _head(setting: Setting, found: Mapping[str, Any]) -> Iterator[str]:
     papers = [claim for claim in found["claims"] if claim["source"] != OURS]
     ours = [claim for claim in found["claims"] if claim["source"] == OURS]
     file = f"benchmarks/results/claims-{setting.name}.json"
+    base = found["rows"][BASELINES[0]]
     yield f"# The published claims, at the {setting.name} setting"
     yield ""
     yield f"{setting.what}, unless the name of an arm"
@@ -50,20 +51,29 @@ def _head(setting: Setting, found: Mapping[str, Any]) -> Iterator[str]:
     yield f"{_counts(ours)}."
     yield ""
     yield "Losses are validation losses of the outer parameters, in nats per byte. An effect is a"
-    yield "difference of two losses of one seed (same weights, same data): its mean over seeds and"
-    yield "its standard error. **Shown**: the claimed order holds at one-sided 95 % (Student's t);"
-    yield "*as good as* holds if the loss is less than 1 % above the other one, at the same level."
-    yield "**Contradicted**: the opposite holds at this level. Otherwise, a claim is **not shown at"
-    yield "this scale**. One verdict in twenty is wrong by chance."
+    yield "difference of losses of the same seeds (same weights, same data), with its 95 % interval"
+    yield "(Student's t). The standard deviation of a loss, without the means of arms and seeds, is"
+    yield "pooled over the arms of a kind: dense with AdamW inside, dense with Muon inside, sparse."
+    yield "An arm beyond three times its kind's median is not pooled; claims about it have their"
+    yield "own deviation. p is two-sided, corrected by Holm within a paper. Below 5 %, a claim is"
+    yield f"**{REPRODUCED}**, or **{OPPOSITE}** is found; otherwise it is"
+    yield f"{UNDECIDED}. *As good as* allows {found['margin_nats']:.4f} nats: the"
+    yield "standard deviation between seeds of data parallelism, pooled over AdamW and Muon."
+    yield ""
+    yield f"A claim is **{NOT_RUN}** if a row of it is missing, of one seed, of another corpus, of"
+    yield "a method whose settings have changed since, or at rates that were searched for another K"
+    yield "or H: such rows decide nothing, whatever they show."
     yield ""
     yield f"`python benchmarks/claims.py {setting.name} OUT` repeats the runs and compares losses"
-    yield "with these: they must agree within three standard deviations between seeds."
+    yield f"with these. On a machine of the same kind ({base['machine']}) they must"
+    yield "be equal, elsewhere within three standard deviations between seeds. The SHA-256 of the"
+    yield f"corpus, which differs between versions of Python, begins with {base['corpus'][:16]}."
     yield ""
 
 
 def _counts(claims: Sequence[Mapping[str, Any]]) -> str:
     verdicts = [claim["verdict"] for claim in claims]
-    return ", ".join(f"{verdicts.count(v)} {v}" for v in sorted({*verdicts}, reverse=True))
+    return ", ".join(f"{verdicts.count(v)} {v}" for v in (REPRODUCED, UNDECIDED, OPPOSITE, NOT_RUN))
 
 
 def _verdicts(found: Mapping[str, Any]) -> Iterator[str]:
@@ -71,19 +81,26 @@ def _verdicts(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"## {group}"
         yield ""
         yield from (*NOTES[group], "") if group in NOTES else ()
-        yield "| claim | verdict | effect, nats | seeds | claimed by |"
+        yield "| claim | verdict | effect, nats | p | claimed by |"
         yield "|---|---|---|---|---|"
         for claim in same:
-            verdict, effect = claim["verdict"], claim["effect"]
-            yield (
-                f"| {claim['claim']} | {MARKS.get(verdict, verdict)} | {_signed(effect)} | "
-                f"{_seeds(effect)} | {claim['source']} |"
-            )
+            yield f"| {claim['claim']} | {_verdict(claim)} | {claim['source']} |"
         yield ""
 
 
-def _signed(effect: Mapping[str, Any] | None) -> str:
-    return "" if effect is None else f"{effect['mean']:+.4f}{_error(effect)}"
+def _verdict(claim: Mapping[str, Any]) -> str:
+    """Three cells."""
+    verdict, effect = claim["verdict"], claim["effect"]
+    if effect is None:
+        return f"{verdict}: {claim['why']} | |"
+    shown = f"**{verdict}**" if verdict in (REPRODUCED, OPPOSITE) else verdict
+    interval = f"{effect['mean']:+.4f} ({effect['low']:+.4f} to {effect['high']:+.4f})"
+    p = effect["p_holm"]
+    return f"{shown} | {interval} | {f'{p:.3f}' if p >= 0.0005 else '< .001'}"
+
+
+def _signed(effect: Mapping[str, Any]) -> str:
+    return f"{effect['mean']:+.4f}{_error(effect)}"
 
 
 def _error(effect: Mapping[str, Any]) -> str:
@@ -91,36 +108,31 @@ def _error(effect: Mapping[str, Any]) -> str:
     return "" if error is None else f" ± {error:.4f}"
 
 
-def _seeds(effect: Mapping[str, Any] | None) -> str:
-    return "" if effect is None else ", ".join(map(str, effect["seeds"]))
-
-
-def _rows(found: Mapping[str, Any]) -> Iterator[str]:
+def _rows(setting: Setting, found: Mapping[str, Any]) -> Iterator[str]:
     yield "## All arms"
     yield ""
-    yield "Bytes are those that the transport of one worker counted, headers included. DP (data"
-    yield "parallelism) and full precision send fp32. The last column is relative to DP gradients"
-    yield "of 16 bits. The results also have the differences to DP."
+    yield "Losses with their own standard errors. Bytes are those that the transport of one worker"
+    yield "counted, headers included; DP (data parallelism) and full precision send fp32. Through a"
+    yield "store or a hub, a worker sends *up* once what all others read. Point to point it sends"
+    yield "as much as it receives (*down*). *Times fewer* compares up and down together with a ring"
+    yield "all-reduce of 16-bit gradients at every step, which moves 2 (K - 1) / K of their bytes"
+    yield f"each way: {megabytes(found['rows'][BASELINES[0]]['all_reduce_bytes_each_way'])} up and"
+    yield f"as much down with {setting.workers} workers."
     yield ""
-    yield "| arm | validation loss | minus DiLoCo | sent per worker | times fewer |"
-    yield "|---|---|---|---|---|"
+    yield (
+        "| arm | validation loss | minus DP AdamW | minus DP Muon | up, store | down | "
+        "times fewer, store | point to point |"
+    )
+    yield "|---|---|---|---|---|---|---|---|"
     for arm, row in found["rows"].items():
-        loss, fewer = row["val_loss"], row["fewer_bytes_than_16_bit_ddp"]
+        against = " | ".join(_signed(row[f"minus_{base}"]) for base in BASELINES)
+        moved = (row["sent_bytes_per_worker"], row["received_bytes_per_worker"])
+        fewer = (row["times_fewer_by_store"], row["times_fewer_point_to_point"])
         yield (
-            f"| {arm} | {loss['mean']:.4f}{_error(loss)} | {_signed(row['minus_diloco'])} | "
-            f"{_megabytes(row['sent_bytes_per_worker'])} | {_times_fewer(fewer)} |"
+            f"| {arm} | {row['val_loss']['mean']:.4f}{_error(row['val_loss'])} | {against} | "
+            f"{' | '.join(map(megabytes, moved))} | {' | '.join(map(times, fewer))} |"
         )
     yield ""
-
-
-def _megabytes(sent: int) -> str:
-    return f"{sent / 1e6:,.2f} MB" if sent else "nothing"
-
-
-def _times_fewer(fewer: float | None) -> str:
-    if fewer is None:
-        return ""
-    return f"{fewer:,.0f}" if fewer >= 100 else f"{fewer:.3g}"
 
 
 def _clock(setting: Setting, found: Mapping[str, Any]) -> Iterator[str]:
@@ -152,7 +164,7 @@ def _rates(setting: Setting) -> Iterator[str]:
     yield ""
     yield "Every family had four candidates with seed 0. The best two also ran with seed 1, and the"
     yield f"lower mean won ([all candidates](../{file})). Arms have the rates of their family, also"
-    yield "with another K, H, codec or feedback."
+    yield "with another codec or feedback; with another K or H, until their own are searched."
     yield ""
     yield "| family | inner lr | outer lr | outer momentum |"
     yield "|---|---|---|---|"

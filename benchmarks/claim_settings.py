@@ -49,7 +49,7 @@ class Setting:
         step_s: of an inner step, where wall-clock is planned.
         links_bits_per_s: over which it is planned.
         candidates: what the search tries for each family; four for each.
-        rates: what it chose.
+        rates: what it chose for a family, or for an arm alone.
     """
 
     name: str
@@ -207,7 +207,7 @@ def tuning_file(setting: Setting) -> Path:
 
 
 def tuned(setting: Setting) -> Setting:
-    """`setting` with the rates that its search chose."""
+    """`setting` with the rates that searches chose for families, and for arms of another K or H."""
     rows = json.loads(tuning_file(setting).read_text())["rows"]
-    rates = {family: Rates(**rows[family]["chosen"]) for family in FAMILIES}
+    rates = {arm: Rates(**row["chosen"]) for arm, row in rows.items()}
     return dataclasses.replace(setting, rates=rates)

@@ -7,7 +7,8 @@ Runs that are in OUT are kept and unfinished ones go on. First every family's ra
 with the same budget, unless benchmarks/results/ has them; then all arms run with seed 0, then 1,
 then 2. At the end losses are compared with those in benchmarks/results/. If there are none, or with
 --write, those of all seeds are written there, and docs/claims-SETTING.md. After a change of some
-arms, --write --arms "ARM" "ARM" runs these alone and keeps the rows of all others.
+arms, --write --arms "ARM" "ARM" runs these alone and keeps the rows of all others; --judge runs
+nothing, and writes what today's rules say of the committed rows.
 """
 
 import json
@@ -24,9 +25,11 @@ import tyro
 
 from claim_arms import arms
 from claim_clock import clock
-from claim_list import claims
+from claim_list import verdicts
 from claim_page import page
 from claim_settings import FAMILIES, SEEDS, SETTINGS, Setting, search, tuned, tuning_file
+from moved_bytes import moved
+from setting import kind_of_machine
 from setting import setting as machine
 from thinwire.errors import ConfigurationError, IncompleteError
 from thinwire.experiments import Comparison, Experiment, compare
@@ -35,9 +38,10 @@ from thinwire.experiments.runners import Runner, one_by_one
 from thinwire.runs.folder import write_json
 from thinwire.runs.statistics import estimate, paired_difference
 from thinwire.runs.variants import Variant
+from thinwire.train.config import TrainConfig
 
 ROOT = Path(__file__).parent.parent
-BASES = {"diloco", "ddp", "ddp-muon"}
+BASES = ("ddp", "ddp-muon", "diloco")
 """Arms that all others are compared with."""
 
 
@@ -57,6 +61,8 @@ class Command:
     """Replace the committed results instead of comparing with them."""
     arms: tuple[str, ...] = ()
     """Which arms to run, all by default; the committed rows of the others are kept."""
+    judge: bool = False
+    """Run nothing, and judge the committed rows again."""
 
 
 def main(command: Command) -> None:
@@ -66,9 +72,9 @@ def main(command: Command) -> None:
             because=f"the committed table is of seeds {SEEDS}",
             do="leave out --write or --seeds",
         )
-    if BASES & {*command.arms}:
+    if {*BASES} & {*command.arms}:
         raise ConfigurationError(
-            f"run {', '.join(sorted(BASES & {*command.arms}))} apart from the other arms",
+            f"run {', '.join(sorted({*BASES} & {*command.arms}))} apart from the other arms",
             because="all rows are compared with it",
             do="leave out --arms, which runs all of them",
         )
@@ -84,17 +90,19 @@ def main(command: Command) -> None:
 def _test(setting: Setting, command: Command) -> None:
     _search_missing(setting, command.out / "tuning")
     setting = tuned(setting)
+    if command.judge:
+        return _write(setting, result(setting, {}, _committed(setting)))
+    variants = dict[str, Variant]()
     for count in range(1, len(command.seeds) + 1):
         # A seed at a time, so that what is there early is a whole table.
         seeds = command.seeds[:count]
-        comparison, seconds = _run(setting, command.out / "runs", seeds, command.arms)
+        variants, seconds = _run(setting, command.out / "runs", seeds, command.arms)
         print(f"seed {command.seeds[count - 1]}: {seconds / 60:.1f} minutes", flush=True)
     kept = _committed(setting) if command.arms else {"rows": {}}
-    found = result(setting, comparison, kept)
+    found = result(setting, variants, kept)
     if command.write or (command.seeds == SEEDS and not _file(setting).is_file()):
-        _write(setting, found)
-    else:
-        sys.exit(reproduced(found, _committed(setting)))
+        return _write(setting, found)
+    sys.exit(reproduced(found, _committed(setting)))
 
 
 def _time_is_up(*_: object) -> None:
@@ -122,7 +130,7 @@ def _search_missing(setting: Setting, out: Path) -> None:
 
 def _run(
     setting: Setting, out: Path, seeds: tuple[int, ...], only: tuple[str, ...]
-) -> tuple[Comparison, float]:
+) -> tuple[dict[str, Variant], float]:
     configs, start = arms(setting), time.perf_counter()
     if not {*only} <= configs.keys():
         raise ConfigurationError(
@@ -134,7 +142,8 @@ def _run(
     experiment = Experiment(recipe=configs.__getitem__, methods=tuple(configs), seeds=seeds)
     comparison = compare(experiment, out, runner=_runner(setting))
     _check(comparison, out)
-    return comparison, time.perf_counter() - start
+    variants = {row.spec.method: row.variant for row in comparison.rows if row.variant}
+    return variants, time.perf_counter() - start
 
 
 def _check(comparison: Comparison, out: Path) -> None:
@@ -151,64 +160,51 @@ def _check(comparison: Comparison, out: Path) -> None:
 # -- what came of it -------------------------------------------------------------------------------
 
 
-def result(setting: Setting, comparison: Comparison, kept: Mapping[str, Any]) -> dict[str, Any]:
+def result(
+    setting: Setting, variants: Mapping[str, Variant], kept: Mapping[str, Any]
+) -> dict[str, Any]:
     """Everything that is committed; of arms that did not run now, what `kept` has of them."""
-    # All rows have runs: a comparison with problems is refused before.
-    variants = {row.spec.method: row.variant for row in comparison.rows if row.variant}
-    configs = {
-        arm: config for arm, config in arms(setting).items() if _is_there(arm, variants, kept)
+    configs = {a: c for a, c in arms(setting).items() if a in variants or a in kept["rows"]}
+    rows = {
+        arm: _row(variants[arm], config) if arm in variants else kept["rows"][arm]
+        for arm, config in configs.items()
     }
-    losses = _losses(kept["rows"]) | {text: variant.losses for text, variant in variants.items()}
-    losses = {arm: losses[arm] for arm in configs}
+    losses = {
+        arm: {int(seed): loss for seed, loss in row["val_loss_by_seed"].items()}
+        for arm, row in rows.items()
+    }
     curves = {text: _curve(variant) for text, variant in variants.items()}
-    sent = {arm: row["sent_bytes_per_worker"] for arm, row in kept["rows"].items()} | {
-        text: variant.runs[0].summary.sent_bytes_per_worker for text, variant in variants.items()
-    }
+    margin, judged = verdicts(setting, rows)
     return {
         "what": f"validation loss in nats per byte, {setting.what}",
         "command": f"python benchmarks/claims.py {setting.name} OUT --write",
-        **machine(),
-        "rows": {arm: _row(arm, losses, sent) for arm in losses},
-        "claims": [
-            {
-                "group": claim.group,
-                "claim": claim.text,
-                "source": claim.source,
-                "verdict": claim.verdict(losses),
-                "effect": None if (effect := claim.effect(losses)) is None else effect.describe(),
-                "weights": claim.weights,
-            }
-            for claim in claims(setting)
-        ],
+        **(machine() if variants else {key: kept[key] for key in machine()}),
+        "rows": {arm: row | _against(losses[arm], losses) for arm, row in rows.items()},
+        "margin_nats": margin,
+        "claims": judged,
         "clock": clock(setting, configs, curves, kept.get("clock")),
     }
 
 
-def _is_there(arm: str, variants: Mapping[str, Variant], kept: Mapping[str, Any]) -> bool:
-    return arm in variants or arm in kept["rows"]
-
-
-def _losses(rows: Mapping[str, Any]) -> dict[str, Mapping[int, float]]:
+def _row(variant: Variant, config: TrainConfig) -> dict[str, Any]:
+    """What the runs of an arm found, and what tells them from other runs."""
+    run = variant.runs[0]
+    sent, received = run.summary.sent_bytes_per_worker, run.summary.received_bytes_per_worker
+    size = {"parameters": run.summary.parameters, "steps": config.steps}
     return {
-        arm: {int(seed): loss for seed, loss in row["val_loss_by_seed"].items()}
-        for arm, row in rows.items()
+        "val_loss_by_seed": {str(seed): loss for seed, loss in variant.losses.items()},
+        **moved(sent, received, workers=config.workers, **size),
+        "method": config.method.fingerprint(),
+        "corpus": run.corpus,
+        "machine": kind_of_machine(),
     }
 
 
-def _row(
-    arm: str, losses: Mapping[str, Mapping[int, float]], sent: Mapping[str, int]
-) -> dict[str, Any]:
-    bases = {"diloco": "diloco", "dp_adamw": "ddp", "dp_muon": "ddp-muon"}
-    minus = {name: paired_difference(losses[arm], losses[base]) for name, base in bases.items()}
-    # Gradients of 16 bits are what data parallelism usually sends; ours sent fp32 and headers.
-    reference = sent["ddp"] / 2
-    return {
-        "val_loss_by_seed": {str(seed): loss for seed, loss in losses[arm].items()},
-        "val_loss": estimate(losses[arm]).describe(),
-        **{f"minus_{n}": None if by is None else by.describe() for n, by in minus.items()},
-        "sent_bytes_per_worker": sent[arm],
-        "fewer_bytes_than_16_bit_ddp": reference / sent[arm] if sent[arm] else None,
-    }
+def _against(own: Mapping[int, float], losses: Mapping[str, Mapping[int, float]]) -> dict[str, Any]:
+    """The mean loss of an arm, and its differences to those that all are compared with."""
+    minus = {base: paired_difference(own, losses[base]) for base in BASES if base in losses}
+    described = {f"minus_{base}": by and by.describe() for base, by in minus.items()}
+    return {"val_loss": estimate(own).describe(), **described}
 
 
 def _curve(variant: Variant) -> list[tuple[int, float]]:
@@ -239,26 +235,31 @@ def _write(setting: Setting, found: dict[str, Any]) -> None:
 def reproduced(found: Mapping[str, Any], committed: Mapping[str, Any]) -> str | None:
     """Compare losses seed by seed with the committed ones; None if all agree.
 
-    Rounding makes other paths of runs on other machines, which end apart as two seeds do at most.
-    A loss agrees if it is no further off than three standard deviations between its arm's seeds,
-    or between those of the arm in the middle, whichever is more: three seeds may agree by chance.
+    On a machine of the same kind they are equal, or the row is stale. Rounding makes other paths of
+    runs on other machines, which end apart as two seeds do at most: there, a loss agrees if it is
+    no further off than three standard deviations between its arm's seeds, or between those of the
+    arm in the middle, whichever is more. Rows of another corpus cannot be compared.
     """
-    allowed = _allowed(committed["rows"])
-    differences = {
-        (arm, seed): abs(loss - committed["rows"][arm]["val_loss_by_seed"][seed])
-        for arm, row in found["rows"].items()
-        for seed, loss in row["val_loss_by_seed"].items()
-        if seed in committed["rows"].get(arm, {}).get("val_loss_by_seed", {})
-    }
-    off = [run for run, by in differences.items() if by > allowed[run[0]]]
+    allowed, differences = _allowed(committed["rows"]), dict[tuple[str, str], float]()
+    for arm in found["rows"].keys() & committed["rows"].keys():
+        row, known = found["rows"][arm], committed["rows"][arm]
+        if row["corpus"] != known["corpus"]:
+            return f"not run: {arm} is of corpus {row['corpus'][:16]}, not {known['corpus'][:16]}"
+        if row["machine"] == known["machine"]:
+            allowed[arm] = 0.0
+        for seed, loss in row["val_loss_by_seed"].items():
+            if (before := known["val_loss_by_seed"].get(seed)) is not None:
+                differences[arm, seed] = abs(loss - before)
+    off = {run: by for run, by in differences.items() if by > allowed[run[0]]}
+    exact = sum(by == 0 for by in differences.values())
     print(
-        f"{len(differences) - len(off)} of {len(differences)} losses reproduce within three "
-        f"deviations between seeds; largest difference {max(differences.values(), default=0):.4f}"
+        f"{len(differences) - len(off)} of {len(differences)} losses reproduce, {exact} to the "
+        f"last digit; largest difference {max(differences.values(), default=0):.5f}"
     )
     if differences and not off:
         return None
-    named = (f"{arm}, seed {seed} by {differences[arm, seed]:.4f}" for arm, seed in off)
-    return "not reproduced: " + ("; ".join(named) or "no rows")
+    named = (f"{arm}, seed {seed} by {by:.5f}" for (arm, seed), by in sorted(off.items()))
+    return "stale, or not reproduced: " + ("; ".join(named) or "no rows")
 
 
 def _allowed(rows: Mapping[str, Any]) -> dict[str, float]:

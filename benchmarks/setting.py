@@ -23,6 +23,14 @@ def setting() -> dict[str, Any]:
     }
 
 
+def kind_of_machine() -> str:
+    """What runs share whose losses are equal to the last digit."""
+    import torch
+
+    instructions = torch.backends.cpu.get_cpu_capability()
+    return f"torch {torch.__version__}, {platform.machine()} {instructions}"
+
+
 def write_runs(
     script: str, what: str, runs: Mapping[str, Sequence[Mapping[str, Any]]], **findings: Any
 ) -> None:
