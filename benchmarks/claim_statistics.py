@@ -11,7 +11,7 @@ deviation that is off by two to either side.
 import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 Losses = Mapping[int, float]
 """By seed."""
@@ -19,8 +19,7 @@ UNSTEADY = 3
 """An arm whose deviation is so many times the median of its kinds is not pooled with others."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Deviation:
+class Deviation(NamedTuple):
     """A standard deviation and its degrees of freedom."""
 
     value: float
@@ -54,13 +53,12 @@ def pooled(arms: Mapping[str, Losses]) -> tuple[Deviation, Collection[str]]:
     left = residuals(steady)
     degrees = (len(left) - 1) * (len(next(iter(left.values()))) - 1)
     squares = sum(each**2 for its in left.values() for each in its)
-    return Deviation(value=math.sqrt(squares / degrees), degrees=degrees), own.keys() - left.keys()
+    return Deviation(math.sqrt(squares / degrees), degrees), own.keys() - left.keys()
 
 
 def own_deviation(effects: Sequence[float], weights: Collection[float]) -> Deviation:
     """The deviation of a loss by the effects of one contrast alone."""
-    norm = math.hypot(*weights)
-    return Deviation(value=statistics.stdev(effects) / norm, degrees=len(effects) - 1)
+    return Deviation(statistics.stdev(effects) / math.hypot(*weights), len(effects) - 1)
 
 
 def two_sided(t: float, degrees: int) -> float:

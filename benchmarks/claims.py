@@ -25,7 +25,7 @@ import tyro
 
 from claim_arms import arms
 from claim_clock import clock
-from claim_list import verdicts
+from claim_list import BASELINES, verdicts
 from claim_page import page
 from claim_settings import FAMILIES, SEEDS, SETTINGS, Setting, search, tuned, tuning_file
 from moved_bytes import moved
@@ -41,7 +41,7 @@ from thinwire.runs.variants import Variant
 from thinwire.train.config import TrainConfig
 
 ROOT = Path(__file__).parent.parent
-BASES = ("ddp", "ddp-muon", "diloco")
+BASES = (*BASELINES, "diloco")
 """Arms that all others are compared with."""
 
 
@@ -263,16 +263,11 @@ def reproduced(found: Mapping[str, Any], committed: Mapping[str, Any]) -> str | 
 
 
 def _allowed(rows: Mapping[str, Any]) -> dict[str, float]:
-    """How far a loss of each arm may be off."""
-    own = {arm: _spread(row["val_loss"]) for arm, row in rows.items()}
+    """How far a loss of each arm may be off on another kind of machine."""
+    losses = {arm: [*row["val_loss_by_seed"].values()] for arm, row in rows.items()}
+    own = {arm: statistics.stdev(its) if len(its) > 1 else 0.0 for arm, its in losses.items()}
     usual = statistics.median(own.values()) if own else 0.0
     return {arm: 3 * max(spread, usual) for arm, spread in own.items()}
-
-
-def _spread(loss: Mapping[str, Any]) -> float:
-    """Standard deviation between seeds."""
-    error = loss["standard_error"]
-    return 0.0 if error is None else error * len(loss["seeds"]) ** 0.5
 
 
 if __name__ == "__main__":

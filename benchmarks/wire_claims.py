@@ -13,17 +13,21 @@ import json
 import re
 import statistics
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from moved_bytes import megabytes, moved, times
 from setting import write_runs
 from thinwire.aggregate import MeanOverWorkers
+from thinwire.runs.statistics import Estimate, estimate, paired_difference
 from thinwire.train.config import TrainConfig, WarmupCosine
 from thinwire.train.recipes import laptop
 from thinwire.train.trainer import resume
 
 SEEDS = (0, 1, 2)
 STEPS, WARMUP_STEPS = 1600, 40
+BASELINES = ("ddp, AdamW", "ddp, Muon")
 
 
 def arm(text: str, **inner: float) -> TrainConfig:
@@ -107,38 +111,39 @@ def folder(name: str) -> str:
 
 
 def write(runs: dict[str, list[dict[str, Any]]]) -> None:
-    losses = {name: [run["val_loss"] for run in same] for name, same in runs.items()}
-    # Gradients of 16 bits are what data parallelism usually sends; ours sent fp32 and headers.
-    reference_bytes = runs["ddp, AdamW"][0]["sent_bytes_per_worker"] / 2
-    rows = {
-        name: {
-            "val_loss_mean": statistics.fmean(losses[name]),
-            "val_loss_stderr": stderr(losses[name]),
-            "minus_ddp_adamw_paired": paired(losses[name], losses["ddp, AdamW"]),
-            "minus_diloco_paired": paired(losses[name], losses["diloco"]),
-            "minus_muloco_paired": paired(losses[name], losses["muloco"]),
-            "sent_bytes_per_worker": same[0]["sent_bytes_per_worker"],
-            "fewer_bytes_than_16_bit_ddp": reference_bytes / same[0]["sent_bytes_per_worker"],
-        }
-        for name, same in runs.items()
+    what = "validation loss in nats per byte, laptop model, K=4, H=10 unless said, "
+    what += f"{STEPS} steps, warm-up {WARMUP_STEPS}"
+    write_runs(__file__, what, runs, seeds=SEEDS, rows=rows_of(runs))
+
+
+def rows_of(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    losses = {n: dict(enumerate(run["val_loss"] for run in same)) for n, same in runs.items()}
+    return {name: row(same[0], losses[name], losses) for name, same in runs.items()}
+
+
+def row(run: dict[str, Any], own: dict[int, float], losses: dict[str, dict[int, float]]) -> Any:
+    """What tables have of an arm: losses, beside both baselines, and bytes."""
+    minus = {base: paired_difference(own, losses[base]) for base in BASELINES}
+    size = {each: run[each] for each in ("workers", "parameters", "steps")}
+    return {
+        "val_loss": estimate(own).describe(),
+        **{f"minus_{base}": by and by.describe() for base, by in minus.items()},
+        **moved(run["sent_bytes_per_worker"], run["received_bytes_per_worker"], **size),
     }
-    write_runs(
-        __file__,
-        f"validation loss in nats per byte, laptop model, K=4, H=10 unless said, {STEPS} "
-        f"steps, warm-up {WARMUP_STEPS}",
-        runs,
-        seeds=SEEDS,
-        rows=rows,
-    )
 
 
-def stderr(losses: list[float]) -> float | None:
-    return statistics.stdev(losses) / len(losses) ** 0.5 if len(losses) > 1 else None
+def cells(name: str, row: Mapping[str, Any], *, baselines: bool) -> str:
+    """A row of the README's table, or with the differences to both baselines.
 
-
-def paired(losses: list[float], base: list[float]) -> list[float]:
-    """Differences seed by seed; an arm may have fewer seeds than its base."""
-    return [loss - b for loss, b in zip(losses, base, strict=False)]
+    Data parallelism stands there with the all-reduce that others are compared with: ours sent fp32.
+    """
+    losses = [row["val_loss"], *(row[f"minus_{base}"] for base in BASELINES if baselines)]
+    found = [Estimate(**loss).text("+.3f" if n else ".3f") for n, loss in enumerate(losses)]
+    if name in BASELINES:
+        return " | ".join([*found, *[megabytes(row["all_reduce_bytes_each_way"])] * 2, "1", "1"])
+    found += [megabytes(row[f"{way}_bytes_per_worker"]) for way in ("sent", "received")]
+    found += [times(row[f"times_fewer_{how}"]) for how in ("by_store", "point_to_point")]
+    return " | ".join(found)
 
 
 if __name__ == "__main__":

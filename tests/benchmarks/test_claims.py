@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import wire_claims
 from claim_arms import arms, kind
 from claim_list import NOT_RUN, OPPOSITE, REPRODUCED, UNDECIDED, Claim, judge, verdicts
 from claim_list import claims as claims_of
@@ -134,3 +135,16 @@ def test_the_committed_table_has_today_s_arms_claims_and_verdicts() -> None:
         COMMITTED["claims"],
     ]
     assert (ROOT / "docs/claims-small.md").read_text() == page(TUNED, COMMITTED)
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/index.md", "docs/evidence.md"])
+def test_tables_of_bytes_are_those_of_the_committed_runs(name: str) -> None:
+    rows = json.loads(json.dumps(wire_claims.rows_of(wire_claims.committed())))
+    assert json.loads((ROOT / "benchmarks/results/wire-claims.json").read_text())["rows"] == rows
+    assert list(rows) == list(wire_claims.arms())
+    baselines = "evidence" in name
+    cells = {wire_claims.cells(arm, row, baselines=baselines) for arm, row in rows.items()}
+    table = (ROOT / name).read_text().partition("up, store | down | times fewer, store")[2]
+    lines = table.partition("\n\n")[0].splitlines()[2:]
+    assert len(lines) >= 5
+    assert {line.split(" | ", 1)[1].removesuffix(" |") for line in lines} <= cells

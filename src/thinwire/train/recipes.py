@@ -20,7 +20,7 @@ Recipe: TypeAlias = Callable[[str], TrainConfig]
 def laptop(method: str) -> TrainConfig:
     """A quarter of a million parameters, 400 steps, H = 10: half a minute on two cores.
 
-    Settings are those that benchmarks/tune_laptop.py found, with as many learning rates for every
+    Settings are those that a search found (docs/log.md), with as many learning rates for every
     method; those of noloco are the best of seven with one seed. Differs: the papers' outer momentum
     of 0.9 needs hundreds of rounds, and here are 40.
 
