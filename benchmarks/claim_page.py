@@ -65,9 +65,10 @@ def _head(setting: Setting, found: Mapping[str, Any]) -> Iterator[str]:
     yield "or H: such rows decide nothing, whatever they show."
     yield ""
     yield f"`python benchmarks/claims.py {setting.name} OUT` repeats the runs and compares losses"
-    yield f"with these. On a machine of the same kind ({base['machine']}) they must"
-    yield "be equal, elsewhere within three standard deviations between seeds. The SHA-256 of the"
-    yield f"corpus, which differs between versions of Python, begins with {base['corpus'][:16]}."
+    yield "with these. With the torch and the model of processor that a row names"
+    yield f"({BASELINES[0]}: {base['machine']}) they must be equal, elsewhere within three standard"
+    yield "deviations between seeds. The SHA-256 of the corpus, which differs between versions of"
+    yield f"Python, begins with {base['corpus'][:16]}."
     yield ""
 
 

@@ -235,10 +235,10 @@ def _write(setting: Setting, found: dict[str, Any]) -> None:
 def reproduced(found: Mapping[str, Any], committed: Mapping[str, Any]) -> str | None:
     """Compare losses seed by seed with the committed ones; None if all agree.
 
-    On a machine of the same kind they are equal, or the row is stale. Rounding makes other paths of
-    runs on other machines, which end apart as two seeds do at most: there, a loss agrees if it is
-    no further off than three standard deviations between its arm's seeds, or between those of the
-    arm in the middle, whichever is more. Rows of another corpus cannot be compared.
+    With the same torch and processor they are equal, or the row is stale. Rounding makes other
+    paths of runs on other machines, which end apart as two seeds do at most: there, a loss agrees
+    if it is no further off than three standard deviations between its arm's seeds, or between those
+    of the arm in the middle, whichever is more. Rows of another corpus cannot be compared.
     """
     allowed, differences = _allowed(committed["rows"]), dict[tuple[str, str], float]()
     for arm in found["rows"].keys() & committed["rows"].keys():

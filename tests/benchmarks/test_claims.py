@@ -96,14 +96,14 @@ def test_rows_that_are_missing_stale_of_another_corpus_or_borrowed_decide_nothin
         return next((c["why"] for c in found if f"({arm})" in c.get("why", "")), None)
 
     rows = COMMITTED["rows"]
-    assert why("demo", rows) is None
-    assert why("demo", {arm: row for arm, row in rows.items() if arm != "demo"}) == "no row (demo)"
+    assert why("noloco", rows) is None
+    assert why("noloco", {a: row for a, row in rows.items() if a != "noloco"}) == "no row (noloco)"
     for changed, reason in (
         ({"corpus": "0"}, "another corpus"),
         ({"method": "0"}, "stale"),
         ({"val_loss_by_seed": {"0": 1.0}}, "one seed"),
     ):
-        assert reason in why("demo", rows | {"demo": rows["demo"] | changed})
+        assert reason in why("noloco", rows | {"noloco": rows["noloco"] | changed})
     assert "another K or H" in why("muloco K=1", rows)
     own = SMALL.__class__(
         **vars(TUNED) | {"rates": TUNED.rates | {"muloco K=1": Rates(inner_lr=1e-2)}}
