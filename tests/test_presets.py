@@ -10,7 +10,7 @@ import thinwire as tw
 def test_the_table_of_noloco_is_the_papers() -> None:
     """frozen/methods.json has the others."""
     noloco = tw.presets.noloco()
-    assert noloco.inner == tw.inner.AdamW(lr=6e-4, weight_decay=0.0)
+    assert noloco.inner == tw.inner.AdamW(lr=6e-4, betas=(0.9, 0.999), weight_decay=0.0)
     assert noloco.sync_every == 50
     assert noloco.outer == tw.outer.Gossip(lr=0.7, momentum=0.5)
     assert (noloco.exchange, noloco.codec) == (tw.Pairs(seed=0), tw.codecs.CastBF16())

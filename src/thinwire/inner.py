@@ -95,7 +95,8 @@ class Muon(_Checked):
         momentum: in [0, 1).
         nesterov: whether to look ahead by one momentum step.
         weight_decay: of all but vectors; the paper scales 1e-4 to 1e-2 by 1 / (K steps).
-        scale: "spectral", sqrt(fan_out / fan_in), or "rms", 0.2 sqrt(max(fan_out, fan_in)).
+        scale: "spectral", sqrt(fan_out / fan_in); "rms", 0.2 sqrt(max(fan_out, fan_in)); or
+            "original", sqrt(max(1, fan_out / fan_in)).
         betas: of AdamW, each in [0, 1).
         eps: of AdamW.
         iteration: that orthogonalises; `NewtonSchulz.turbo()` has a fifth fewer matrix products.

@@ -107,8 +107,9 @@ def muloco(
 
     The base is 0.01 for 150M, 416M and 914M, 1e-3 for 1.76B and 3.1B, and 1e-4 for 15B. For K = 1,
     the paper gives rates of 0.016 to 0.063 without sizes. `parameters` from 150M to 15B selects the
-    nearest published lr and the nearest published base, by ratio. Other sizes raise an error,
-    because the lr falls fourfold within the table.
+    nearest published lr and the nearest published base, by ratio. The row changes at 1.14B and the
+    base at 1.27B, so that between them the decay is 2.5e-3: K and batch of the row of 3.1B, with
+    the base of 914M. Other sizes raise an error, because the lr falls fourfold within the table.
 
     Differs: the grid for up to 8 bits is mid-rise, per chunk, and has a smaller error than the
     published grid. Vectors have no weight decay. With error feedback, the released code applies the
@@ -309,10 +310,13 @@ def demo(*, density: float = 1 / 128, **fields: Unpack[MethodFields]) -> Method:
     0.1: `demo(inner=tw.inner.SignSGD(lr=1e-3, weight_decay=0.1))`.
 
     Differs: the momentum sums g_k; in the released code, it sums lr g_k. For a constant lr this is
-    the same, because the sign has no scale. Sent values have a sign and one of two levels; the
-    released code sends fp32 values and int64 indices. In vectors and incomplete blocks, k is
-    proportional to the length; the released code keeps up to 32 of any 64 numbers. Checkpoints
-    contain the momentum; the released code loses it. Vectors have no weight decay.
+    the same, because the sign has no scale. Under a schedule, the released code weighs a gradient
+    by the lr of its step: those of the warm-up count less, and while the lr falls, older ones count
+    more; here, all count alike. Beta 0.999 remembers 1,000 steps of either. Sent values have a sign
+    and one of two levels; the released code sends fp32 values and int64 indices. In vectors and
+    incomplete blocks, k is proportional to the length; the released code keeps up to 32 of any 64
+    numbers. Checkpoints contain the momentum; the released code loses it. Vectors have no weight
+    decay.
 
     Args:
         density: fraction of the coefficients that is sent.
@@ -343,12 +347,13 @@ def decoupled_momentum(*, density: float = 1 / 128, **fields: Unpack[MethodField
     m_k = beta m_k + Delta_k; c_k = TopK(DCT(m_k)); G = IDCT(sum_k c_k / #{k: sent});
     m_k = m_k - IDCT(c_k) + G; theta_k = theta_k - eta (Delta_k + beta m_k)
 
-    Settings: beta 0.9, 32 coefficients of each 64x64 block, eta 0.7, H = 128, inner AdamW 4e-4 with
-    weight decay 0.1, of the code released with arXiv 2510.03371.
+    Settings: beta 0.95, 32 coefficients of each 64x64 block, eta 0.7, H = 128, inner AdamW 4e-4
+    with weight decay 0.1, of the configurations released with arXiv 2510.03371. Without one, the
+    released code has beta 0.9.
 
     Use it only to reproduce that code. **Each worker applies its own Delta_k in full; Delta_k is
     never averaged.** Replicas differ nearly as much as those of workers that exchange nothing. The
-    loss of one replica shows this; the loss of the mean hides it. With these settings it
+    loss of one replica shows this; the loss of the mean hides it. With beta 0.9 it
     **diverges**: a worker that did not send a coefficient keeps its own and adds the mean of the
     senders. It does not diverge with `aggregate=tw.MeanOverWorkers()` or beta 0.6. The method that
     the paper describes is `sparseloco` with a DCT, see there: its replicas stay equal.
@@ -366,7 +371,7 @@ def decoupled_momentum(*, density: float = 1 / 128, **fields: Unpack[MethodField
         ConfigurationError: an unknown field, one that does not fit, or a density outside (0, 1].
 
     >>> decoupled_momentum().outer, decoupled_momentum().feedback.decay
-    (DecoupledNesterov(lr=0.7), 0.9)
+    (DecoupledNesterov(lr=0.7), 0.95)
     """
     k = codecs.k_for_density(density)
     return _compose(
@@ -376,7 +381,7 @@ def decoupled_momentum(*, density: float = 1 / 128, **fields: Unpack[MethodField
         sync_every=128,
         outer=outer.DecoupledNesterov(lr=0.7),
         codec=codecs.TopK(k=k, groups=codecs.Blocks(), transform=codecs.DCT()),
-        feedback=DecoupledMomentum(decay=0.9),
+        feedback=DecoupledMomentum(decay=0.95),
         aggregate=MeanOverSenders(),
     )
 
@@ -391,8 +396,8 @@ def noloco(**fields: Unpack[MethodFields]) -> Method:
     inner learning rate keeps the anchors closer together, so end with a low one.
 
     Settings: inner Adam 6e-4, H = 50, eta = gamma = 0.7, mu = 0.5, pairs (n = 2), of NoLoCo (arXiv
-    2506.10911), Table 1 and section 4, with warm-up and a cosine to 10 %. The inner rate is that of
-    125M parameters:
+    2506.10911), Table 1 and section 4, with warm-up and a cosine to 10 %; betas (0.9, 0.999) of the
+    released code. The inner rate is that of 125M parameters:
 
     | parameters | inner lr | tokens a step |
     |---|---|---|
@@ -423,7 +428,7 @@ def noloco(**fields: Unpack[MethodFields]) -> Method:
     return _compose(
         fields,
         name="noloco",
-        inner=inner.AdamW(lr=6e-4, weight_decay=0.0),
+        inner=inner.AdamW(lr=6e-4, betas=(0.9, 0.999), weight_decay=0.0),
         sync_every=50,
         outer=outer.Gossip(lr=0.7, momentum=0.5),
         codec=CastBF16(),

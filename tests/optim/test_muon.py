@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from speed.measuring import peak_temporary_nbytes
 from thinwire.errors import ConfigurationError
 from thinwire.optim import Muon, Role, muon_groups
+from thinwire.optim.checks import SCALES
 from thinwire.optim.newton_schulz import PAPER_COEFFICIENTS, NewtonSchulz, orthogonalise
 
 LR, DECAY = 0.05, 0.3
@@ -447,3 +448,13 @@ def test_a_refused_group_leaves_no_trace():
     with pytest.raises(ConfigurationError):
         optimizer.add_param_group(muon_group([second], scale="none"))
     assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize("shape", [(8, 4), (4, 8), (6, 6), (5, 37)])
+@pytest.mark.parametrize(
+    ("ours", "torch_s"), [("original", "original"), ("rms", "match_rms_adamw")]
+)
+def test_scales_are_those_of_torch(shape: tuple[int, int], ours: str, torch_s: str) -> None:
+    from torch.optim._muon import _adjust_lr
+
+    assert SCALES[ours](*shape) == pytest.approx(_adjust_lr(1.0, torch_s, torch.Size(shape)))

@@ -13,6 +13,7 @@ from thinwire.optim.sharded import check_sharding
 SCALES: dict[str, Callable[[int, int], float]] = {
     "spectral": lambda fan_out, fan_in: math.sqrt(fan_out / fan_in),
     "rms": lambda fan_out, fan_in: 0.2 * math.sqrt(max(fan_out, fan_in)),
+    "original": lambda fan_out, fan_in: math.sqrt(max(1, fan_out / fan_in)),
 }
 """The length of an orthogonal update by its name, given fan_out and fan_in."""
 

@@ -113,8 +113,9 @@ class Muon(torch.optim.Optimizer):
         X = NS(M)                                 or NS(G + momentum M) with `nesterov`
         W = (1 - lr weight_decay) W - lr scale X
 
-    where `scale` is sqrt(fan_out / fan_in) for "spectral" and 0.2 sqrt(max(fan_out, fan_in)) for
-    "rms". Groups with the rule "adamw" are stepped by torch's own `adamw`, bit for bit.
+    where `scale` is sqrt(fan_out / fan_in) for "spectral", 0.2 sqrt(max(fan_out, fan_in)) for "rms"
+    and sqrt(max(1, fan_out / fan_in)) for "original". Groups with the rule "adamw" are stepped by
+    torch's own `adamw`, bit for bit.
 
     M has the dtype of its parameter, as in every torch optimizer (whose `load_state_dict` casts to
     that dtype in any case); the iteration runs in bf16. Matrices of one shape are orthogonalised in
@@ -133,7 +134,8 @@ class Muon(torch.optim.Optimizer):
         momentum: of "muon", in [0, 1).
         nesterov: whether "muon" looks ahead by one momentum step.
         weight_decay: decoupled; a step shrinks W by lr * weight_decay.
-        scale: "spectral" (MuLoCo) or "rms" (update RMS like AdamW's, so that its lr carries over).
+        scale: "spectral" (MuLoCo), "rms" (update RMS like AdamW's, so that its lr carries over) or
+            "original" (K. Jordan's code and torch's default).
         betas: of "adamw", each in [0, 1).
         eps: of "adamw".
 
