@@ -84,14 +84,6 @@ def test_closing_gives_the_optimizer_back() -> None:
     assert outer.inner_step == 0
 
 
-def test_what_version_0_2_called_anchor_warns() -> None:
-    _, _, outer = worker(METHODS["diloco"])
-    with pytest.warns(DeprecationWarning, match="consensus"):
-        anchor = outer.anchor()
-    assert tw.digest(anchor) == outer.digest()
-    assert not hasattr(outer, "follow")
-
-
 def scaled_step(model, optimizer, scaler, step: int, *, overflows: bool = False) -> None:
     scaler.scale(loss(model, step, 0) * (float("inf") if overflows else 1.0)).backward()
     scaler.step(optimizer)

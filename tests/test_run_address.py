@@ -89,7 +89,7 @@ def test_no_error_shows_a_token() -> None:
 
 
 def test_the_connection_follows_from_the_address(monkeypatch) -> None:
-    for name in ("THINWIRE_AT", "THINWIRE_MEET", "THINWIRE_BUCKET", "THINWIRE_TOKEN"):
+    for name in ("THINWIRE_AT", "THINWIRE_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     assert isinstance(connect(), Distributed)
     assert isinstance(connect("tcp://127.0.0.1:29400?workers=1&worker=0"), Rendezvous)
@@ -102,43 +102,6 @@ def test_the_connection_follows_from_the_address(monkeypatch) -> None:
     monkeypatch.setenv("THINWIRE_AT", "memory:///second")
     assert connect().run_name == "second"
     assert connect("memory:///third").run_name == "third"
-
-
-OLDER = [
-    (
-        {"THINWIRE_MEET": "127.0.0.1:29400", "THINWIRE_WORKERS": "1", "THINWIRE_WORKER": "0"},
-        "tcp://127.0.0.1:29400?workers=1&worker=0",
-    ),
-    (
-        {
-            "THINWIRE_BUCKET": "memory://",
-            "THINWIRE_RUN": "r",
-            "THINWIRE_WORKERS": "2",
-            "THINWIRE_WORKER": "1",
-        },
-        "memory:///r?workers=2&worker=1",
-    ),
-]
-
-
-@pytest.mark.parametrize(("variables", "address"), OLDER, ids=["meet", "bucket"])
-def test_variables_of_earlier_versions_name_their_address(variables, address, monkeypatch) -> None:
-    monkeypatch.delenv("THINWIRE_AT", raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    with pytest.warns(DeprecationWarning, match="THINWIRE_AT") as seen:
-        assert connect().world_size == int(variables["THINWIRE_WORKERS"])
-    assert f"THINWIRE_AT='{address}'" in str(seen[0].message)
-    monkeypatch.delenv("THINWIRE_WORKER")
-    with (
-        pytest.warns(DeprecationWarning, match="worker='"),
-        pytest.raises(tw.ConfigurationError, match="worker is ''"),
-    ):
-        connect()
-    monkeypatch.setenv("THINWIRE_MEET", "127.0.0.1:29400")
-    monkeypatch.setenv("THINWIRE_BUCKET", "memory://")
-    with pytest.raises(tw.ConfigurationError, match="both THINWIRE_MEET and THINWIRE_BUCKET"):
-        connect()
 
 
 def test_a_token_in_an_address_is_that_of_the_environment_or_none_is_used(monkeypatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import warnings
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
@@ -196,26 +195,7 @@ def _numbers(query: str, what: str, do: str) -> tuple[int | None, int | None]:
     return workers, worker
 
 
+
 def of_environment() -> str:
-    """The address in THINWIRE_AT, or that the variables of version 0.2 stand for; "" if none is."""
-    if at := os.environ.get(AT_VARIABLE):
-        return at
-    names = ("MEET", "BUCKET", "RUN", "WORKER", "WORKERS")
-    meet, bucket, run, worker, workers = (os.environ.get(f"THINWIRE_{n}", "") for n in names)
-    if not meet and not bucket:
-        return ""
-    check(
-        not meet or not bucket,
-        "connect the workers",
-        because="both THINWIRE_MEET and THINWIRE_BUCKET are set",
-        do=f"unset both, and export {AT_VARIABLE}='{_FORMS['tcp']}' or '{_FORMS['s3']}'",
-    )
-    address = f"tcp://{meet}" if meet else f"{bucket}/{run}"
-    address += f"?workers={workers}&worker={worker}"
-    variable = "THINWIRE_MEET" if meet else "THINWIRE_BUCKET"
-    warnings.warn(
-        f"{variable} is {AT_VARIABLE} from 0.3 on: export {AT_VARIABLE}='{address}'",
-        DeprecationWarning,
-        stacklevel=4,
-    )
-    return address
+    """The address in THINWIRE_AT; "" without one."""
+    return os.environ.get(AT_VARIABLE, "")

@@ -3,7 +3,6 @@
 import functools
 import logging
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
@@ -624,13 +623,6 @@ class OuterLoop:
         """
         self._state.begin_consensus()
         return _Evaluation(lambda: self._live.swap_in(self._state.consensus()))
-
-    def __getattr__(self, name: str) -> Any:
-        if name != "anchor":
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        message = "OuterLoop.anchor() is consensus() from 0.3 on"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        return lambda: self._state.as_state_dict(self._state.own())
 
     # -- checkpoints -------------------------------------------------------------------------------
 

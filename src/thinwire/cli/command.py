@@ -59,14 +59,6 @@ $ thinwire COMMAND --help                           # the flags of a command
 _MISTYPED: Final = 2
 _NARROWEST: Final = 40
 """Columns; in much fewer, tyro lays out help without end."""
-_REPLACED: Final = {
-    "lighthouse": "start thinwire hub on one machine, or take a bucket or a shared folder; then "
-    "thinwire join s3://BUCKET/RUN, or the like, on every worker",
-    "work": "thinwire join 's3://BUCKET/RUN?workers=K&worker=0' --asynchronous, or the like",
-}
-"""Commands of version 0.2: what to do instead."""
-_IN_ADDRESS: Final = ("--elastic", "--bucket", "--run-name", "--worker")
-"""Flags of version 0.2."""
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -111,9 +103,6 @@ def _ended(why: str, status: int) -> int:
 
 def _read(name: str, arguments: Sequence[str]) -> Any:
     """The command with its flags; exits after help, or where flags are wrong."""
-    if name in _REPLACED:
-        because = "version 0.3 has no such command"
-        raise UnknownNameError(f"run thinwire {name}", because=because, do=_REPLACED[name])
     config = (tyro.conf.DisallowNone,)
     if name.startswith(("-h", "--help", "--tyro-")):
         kinds = [
@@ -166,10 +155,5 @@ def _explain(arguments: Sequence[str], kind: Any) -> None:
     own = {flag(field.name) for field in fields(kind)}
     for typed in {argument.partition("=")[0]: None for argument in arguments}:
         has = [n for n, k in COMMANDS.items() if typed in {flag(f.name) for f in fields(k)}]
-        if typed in _IN_ADDRESS and typed not in own:
-            sys.stderr.write(
-                f"{typed} is a part of the address from 0.3 on: thinwire join s3://BUCKET/RUN, or "
-                "'s3://BUCKET/RUN?workers=K&worker=0' for a fixed number of workers\n"
-            )
-        elif typed not in own and has:
+        if typed not in own and has:
             sys.stderr.write(f"{typed} is a flag of thinwire {', '.join(has)}\n")
