@@ -210,7 +210,7 @@ def _against(own: Mapping[int, float], losses: Mapping[str, Mapping[int, float]]
 def _curve(variant: Variant) -> list[tuple[int, float]]:
     """Mean validation loss of runs, by step."""
     curve = variant.curve(lambda record: record.val_loss)
-    return list(zip(curve.steps, curve.means, strict=True))
+    return [(step, loss.mean) for step, loss in curve.items()]
 
 
 # -- files -----------------------------------------------------------------------------------------

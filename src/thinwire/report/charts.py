@@ -82,11 +82,7 @@ def curves_of(variant: Variant) -> dict[str, list[float | None]]:
     name and " error".
     """
     axes = {**X_AXES, **Y_AXES}
-    points = {
-        name: dict(zip(curve.steps, curve.points, strict=True))
-        for name, (_, _, value) in axes.items()
-        for curve in [variant.curve(value)]
-    }
+    points = {name: variant.curve(value) for name, (_, _, value) in axes.items()}
     steps = sorted(set[int]().union(*points.values()))
     found: dict[str, list[float | None]] = {}
     for name, its in points.items():
@@ -112,10 +108,7 @@ def curves(*, y: str, x: str, name: str, has_link: bool) -> Part:
     }
     if has_link:
         choices["x"]["link"] = ("wall-clock on the chosen link", "duration")
-    return Part(
-        macro="Curves",
-        values={"name": name, "chosen": {"x": x, "y": y}, "choices": choices},
-    )
+    return Part("Curves", name=name, chosen={"x": x, "y": y}, choices=choices)
 
 
 def front_chart(variants: Sequence[Variant]) -> Chart:

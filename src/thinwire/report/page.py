@@ -43,39 +43,9 @@ class Block(ABC):  # noqa: B024 - only the macros of its kinds differ
     """A part of a page, from top to bottom."""
 
     def html(self) -> Markup:
-        """The HTML elements of this part of the page.
-
-        >>> Paragraph(text="5 < 7").html()
-        Markup('<p>5 &lt; 7</p>')
-        """
+        """The HTML elements of this part of the page."""
         macros: Any = templates().get_template("blocks.html").module
         return getattr(macros, type(self).__name__)(self)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Paragraph(Block):
-    """A paragraph.
-
-    Args:
-        text: plain.
-    """
-
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Heading(Block):
-    """A heading, with an optional paragraph below it.
-
-    Args:
-        text: of the heading.
-        name: of the element, for links.
-        below: the paragraph.
-    """
-
-    text: str
-    name: str
-    below: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,17 +101,19 @@ class Chart(Block):
     alt: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Part(Block):
-    """A block with another macro.
+    """A block without a class of its own.
 
     Args:
         macro: its name in templates/blocks.html.
-        values: its arguments.
+        values: arguments of the macro.
+
+    >>> Part("Paragraph", text="5 < 7").html()
+    Markup('<p>5 &lt; 7</p>')
     """
 
-    macro: str
-    values: Mapping[str, Any]
+    def __init__(self, macro: str, **values: Any) -> None:
+        self.macro, self.values = macro, values
 
     def html(self) -> Markup:
         """The HTML elements of this part of the page."""

@@ -19,7 +19,7 @@ from thinwire.report.charts import (
     styles_of,
 )
 from thinwire.report.link_replay import replay_data
-from thinwire.report.page import Block, Heading, Page, Paragraph, Part, TextTable
+from thinwire.report.page import Block, Page, Part, TextTable
 from thinwire.report.results import (
     contributions_table,
     curves_table,
@@ -111,7 +111,7 @@ def run_page(data: ReportData, *, refresh_s: float | None = None) -> Page:
         below = "Nothing of these is in any chart or table above."
         rows = tuple((str(folder), str(status)) for folder, status in data.left_out.items())
         left_out = [
-            Heading(text="Left out", name="left-out", below=below),
+            Part("Heading", text="Left out", name="left-out", below=below),
             TextTable(title="Folders", head=("folder", "why", ""), rows=rows),
         ]
     if not variants:
@@ -129,7 +129,7 @@ def run_page(data: ReportData, *, refresh_s: float | None = None) -> Page:
             played[index] = replay_data(variant.runs[0])
         except ThinwireError as error:
             text = f"{variant.label} is not among them: {error.because}."
-            unplayed.append(Paragraph(text=text))
+            unplayed.append(Part("Paragraph", text=text))
     has_link = bool(played)
     config, summary = variants[0].config, variants[0].runs[0].summary
     seeds = _listed(seed for variant in variants for seed in variant.seeds)
@@ -143,17 +143,17 @@ def run_page(data: ReportData, *, refresh_s: float | None = None) -> Page:
         blocks=[
             *_summary(data),
             results_table(variants),
-            Paragraph(text=_READING),
+            Part("Paragraph", text=_READING),
             *_losses(variants, has_link=has_link),
             *_link(variants, played, unplayed),
             *scaling_charts(variants),
-            Heading(text="In the runs themselves", name="measured", below=_MEASURED),
+            Part("Heading", text="In the runs themselves", name="measured", below=_MEASURED),
             curves(y="waited", x="seconds", name="waits", has_link=has_link),
             *_contributions(variants),
-            Heading(text="Settings and versions", name="settings"),
+            Part("Heading", text="Settings and versions", name="settings"),
             differences_table(variants)
             if len(variants) > 1
-            else Paragraph(text="There is one method, so nothing differed."),
+            else Part("Paragraph", text="There is one method, so nothing differed."),
             _folded(shared_table(variants)),
             versions_table(variants),
             *left_out,
@@ -175,10 +175,10 @@ def _summary(data: ReportData) -> list[Block]:
     if any(len(variant.runs) == 1 for variant in rows):
         trust = "One seed says nothing about how far a difference can be trusted."
     below = f"Lowest loss: {best.label} with {best.loss.text('.4f')}. {fewest} {trust}"
-    blocks: list[Block] = [Heading(text="In short", name="summary", below=below)]
+    blocks: list[Block] = [Part("Heading", text="In short", name="summary", below=below)]
     if data.left_out:
         text = f"Left out of everything here: {_count(len(data.left_out), 'folder')}."
-        blocks.append(Part(macro="Notice", values={"text": text, "target": "left-out"}))
+        blocks.append(Part("Notice", text=text, target="left-out"))
     return blocks
 
 
@@ -196,8 +196,8 @@ def _losses(variants: Sequence[Variant], *, has_link: bool) -> list[Block]:
         "shown": first_shown(variants),
     }
     return [
-        Heading(text="Loss and bytes", name="loss", below=below),
-        Part(macro="MethodControls", values=controls),
+        Part("Heading", text="Loss and bytes", name="loss", below=below),
+        Part("MethodControls", **controls),
         curves(y="validation", x="tokens", name="by-tokens", has_link=has_link),
         curves(y="validation", x="bytes", name="by-bytes", has_link=has_link),
         front_chart(variants),
@@ -212,7 +212,7 @@ def _link(
 ) -> list[Block]:
     text, name = "On a link of your choice", "link-section"
     if not played:
-        return [Heading(text=text, name=name), *unplayed]
+        return [Part("Heading", text=text, name=name), *unplayed]
     labels = {index: variants[index].label for index in played}
     shown = first_shown(variants)
     table = TextTable(
@@ -224,18 +224,18 @@ def _link(
         rest=[row for row, index in enumerate(played) if index not in shown],
     )
     return [
-        Heading(text=text, name=name, below=_ON_THE_LINK),
+        Part("Heading", text=text, name=name, below=_ON_THE_LINK),
         *unplayed,
-        Part(macro="LinkControls", values={"topologies": list(TOPOLOGIES)}),
+        Part("LinkControls", topologies=list(TOPOLOGIES)),
         curves(y="validation", x="link", name="by-link", has_link=True),
         table,
-        Part(macro="Timeline", values={"labels": labels}),
+        Part("Timeline", labels=labels),
     ]
 
 
 def _contributions(variants: Sequence[Variant]) -> list[Block]:
     table = contributions_table(variants)
-    heading = Heading(text="Contributions", name="members", below=_CONTRIBUTIONS)
+    heading = Part("Heading", text="Contributions", name="members", below=_CONTRIBUTIONS)
     return [heading, table] if table.rows else []
 
 
@@ -253,11 +253,11 @@ def _page_data(variants: Sequence[Variant], played: Mapping[int, dict[str, Any]]
         }
         for index, (variant, style) in enumerate(zip(variants, styles_of(variants), strict=True))
     ]
-    return Part(macro="PageData", values={"data": {"variants": data}})
+    return Part("PageData", data={"variants": data})
 
 
 def _folded(table: TextTable) -> Part:
-    return Part(macro="Details", values={"title": table.title, "block": table})
+    return Part("Details", title=table.title, block=table)
 
 
 def _count(number: int, what: str) -> str:

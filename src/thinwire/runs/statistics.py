@@ -90,35 +90,17 @@ def paired_difference(by_seed: Mapping[int, float], base: Mapping[int, float]) -
     return estimate({seed: by_seed[seed] - base[seed] for seed in common}) if common else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MeanCurve:
-    """A quantity over the steps of a run, averaged over seeds.
-
-    Args:
-        steps: inner steps, rising.
-        points: of the quantity.
-    """
-
-    steps: tuple[int, ...]
-    points: tuple[Estimate, ...]
-
-    @property
-    def means(self) -> list[float]:
-        """The mean of each point."""
-        return [point.mean for point in self.points]
-
-
-def mean_curve(by_seed: Mapping[int, Mapping[int, float]]) -> MeanCurve:
-    """The mean of a quantity at every step at which it is known of all seeds.
+def mean_curve(by_seed: Mapping[int, Mapping[int, float]]) -> dict[int, Estimate]:
+    """The mean of a quantity over seeds, at every step at which it is known of all, in order.
 
     Args:
         by_seed: seed to step to value.
 
-    >>> curve = mean_curve({0: {1: 2.0, 2: 3.0}, 1: {2: 5.0}})
-    >>> curve.steps, curve.means
-    ((2,), [4.0])
+    >>> mean_curve({0: {1: 2.0, 2: 3.0}, 1: {2: 5.0}})
+    {2: Estimate(mean=4.0, standard_error=1.0, seeds=(0, 1))}
     """
-    each = by_seed.values()
-    steps = sorted(set[int].intersection(*(set(values) for values in each))) if each else []
-    points = (estimate({seed: values[step] for seed, values in by_seed.items()}) for step in steps)
-    return MeanCurve(steps=tuple(steps), points=tuple(points))
+    steps = set[int].intersection(*map(set, by_seed.values())) if by_seed else ()
+    return {
+        step: estimate({seed: values[step] for seed, values in by_seed.items()})
+        for step in sorted(steps)
+    }

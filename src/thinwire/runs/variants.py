@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from thinwire.runs.schema import FinishedRun, RunConfig, RunRecord, identity_fields
-from thinwire.runs.statistics import Estimate, MeanCurve, estimate, mean_curve
+from thinwire.runs.statistics import Estimate, estimate, mean_curve
 
 # Where a run happened, how often something was noted, and the seed: not what was trained.
 _NOT_OF_A_VARIANT: Final = ("seed", "method.name", "machine.threads")
@@ -71,8 +71,8 @@ class Variant:
             return None
         return statistics.fmean(sum(its.values()) / its["live_weights"] for its in held)
 
-    def curve(self, quantity: Callable[[RunRecord], float | None]) -> MeanCurve:
-        """A quantity of a record, averaged over seeds at the steps where all runs have it.
+    def curve(self, quantity: Callable[[RunRecord], float | None]) -> dict[int, Estimate]:
+        """A quantity of a record, averaged over seeds, at the steps where all runs have it.
 
         Args:
             quantity: None in records that lack it.
