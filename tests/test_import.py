@@ -82,7 +82,7 @@ LIGHT = [
     "plan --parameters 1B --sealed",
     "report",
     "join h:1",
-    "status s3://bucket --run-name 'r s'",
+    "train s3://bucket/run",
     "status s3://bucket",
 ]
 

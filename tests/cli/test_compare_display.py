@@ -114,5 +114,9 @@ def test_ctrl_c_leaves_a_terminal_that_can_be_used(tmp_path) -> None:
     os.close(ours)
     assert b"\x1b[?25l" in seen
     assert seen.rindex(b"\x1b[?25h") > seen.rindex(b"\x1b[?25l")
-    for word, is_there in ((b"Traceback", False), (b"leaked", False), (b"stopped; to go on", True)):
+    for word, is_there in (
+        (b"Traceback", False),
+        (b"leaked", False),
+        (b"stopped; to continue", True),
+    ):
         assert (word in seen) is is_there

@@ -198,7 +198,7 @@ def by_hand() -> Any:
     ],
 )
 def test_what_elastic_workers_cannot_do_is_refused(net, told: str, tmp_path: Path) -> None:
-    hub = ElasticHub()  # of a lone worker, which needs no lighthouse
+    hub = ElasticHub()
     end = hub.connect("a")
     hub.set_members(end)
     callback = LightningCallback(tw.presets.diloco(sync_every=2), transport=end)

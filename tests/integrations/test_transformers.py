@@ -181,7 +181,7 @@ PLATEAU = torch.optim.lr_scheduler.ReduceLROnPlateau
 
 
 def build_elastic(out: Path, **changes):
-    """A lone worker, which needs no lighthouse."""
+    """A lone worker."""
     hub = ElasticHub()
     end = hub.connect("a")
     hub.set_members(end)

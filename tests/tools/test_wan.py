@@ -4,15 +4,12 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import wan
 import wan_hub
-
-from processes import until
 
 
 def packet(target: int, size: int = 1000) -> bytes:
@@ -98,26 +95,9 @@ for number in map(str, range(10)):
 print(json.dumps(times))
 """
 
-# Leaves a child in a session of its own, which signals to this one do not reach.
-ABANDON = """
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"],
-                         start_new_session=True, stdout=subprocess.DEVNULL)
-print(child.pid, flush=True)
-time.sleep(600)
-"""
-
 
 def namespaces() -> str:
     return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
-
-
-def is_running(process: int) -> bool:
-    try:
-        stat = Path(f"/proc/{process}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
 def test_packets_take_two_delays_and_a_partition_is_silent(real: ModuleType) -> None:
@@ -163,17 +143,3 @@ def test_every_node_gets_its_rank_and_one_that_fails_ends_all(real, monkeypatch)
     program = "import os, time; time.sleep(600) if os.environ['RANK'] == '0' else exit(7)"
     with real.Link(nodes=2, rate_bps=1e6, delay_s=0) as link:
         assert real.run_everywhere(link, [sys.executable, "-c", program]) == 7
-
-
-@pytest.mark.usefixtures("real")
-def test_nothing_outlives_an_emulator_that_is_killed() -> None:
-    command = [sys.executable, wan.__file__, "--rate-mbit", "10", "--delay-ms", "1", "--"]
-    command += [sys.executable, "-c", ABANDON]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
-        abandoned = [int(running.stdout.readline().split()[1]) for _ in range(2)]
-        identify = ["ip", "netns", "identify", str(abandoned[0])]
-        (name,) = subprocess.run(identify, capture_output=True, text=True).stdout.split()
-        running.kill()
-        running.wait(60)
-        until(lambda: name not in namespaces())
-        until(lambda: not any(map(is_running, abandoned)))
