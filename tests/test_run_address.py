@@ -34,12 +34,7 @@ def test_an_address_is_read_and_written(text: str, numbers: str) -> None:
 
 def test_a_process_group_has_an_address_without_a_run() -> None:
     address = Address.read("tcp://[::1]:29400?worker=0&workers=2")
-    assert (address.place, address.run, address.workers, address.worker) == (
-        "[::1]:29400",
-        "",
-        2,
-        0,
-    )
+    assert address == Address("[::1]:29400", "", 2, 0)
     assert Address.read(str(address)) == address
 
 
@@ -55,6 +50,7 @@ REFUSED = {
     "s3://bucket/": "the name of a run is missing",
     "s3:///first": "the name of a run is missing",
     "file:///first": "the name of a run is missing",
+    "file://shared/first": "does not begin at the root.*file:///FOLDER/RUN, with three slashes",
     "memory://": "the name of a run is missing",
     "hub://t@host:29600": "the name of a run is missing.*hub://TOKEN",
     "hub://host/first": "connect to 'hub://host/first'.*not HOST:PORT.*hub://TOKEN@HOST:PORT/RUN",
@@ -80,6 +76,13 @@ REFUSED = {
 def test_a_slip_in_an_address_names_the_right_form(text: str) -> None:
     with pytest.raises(tw.ConfigurationError, match=REFUSED[text]):
         Address.read(text)
+
+
+def test_no_folder_is_made_for_a_run_that_cannot_be(tmp_path) -> None:
+    pytest.importorskip("obstore")
+    with pytest.raises(tw.ConfigurationError, match="call a run 'a/b'"):
+        Elastic(f"file://{tmp_path}/runs", run="a/b")
+    assert not list(tmp_path.iterdir())
 
 
 def test_no_error_shows_a_token() -> None:

@@ -97,6 +97,12 @@ class Address:
             raise ConfigurationError(what, because=because, do=do)
         do = f"pass {_FORMS[scheme]}"
         workers, worker = _numbers(query, what, do if scheme == "tcp" else _OR_NEITHER)
+        check(
+            scheme != "file" or where.startswith("/"),
+            what,
+            because="the path of its folder does not begin at the root",
+            do=f"pass {_FORMS['file']}, with three slashes",
+        )
         place, _, run = rest.rpartition("/")
         # file:///run names a folder at the root of a disk, or a slip.
         run = run if scheme == "memory" or place.partition("://")[2].strip("/") else ""
@@ -193,7 +199,6 @@ def _numbers(query: str, what: str, do: str) -> tuple[int | None, int | None]:
         do=f"pass worker=0 to worker={max(0, workers - 1)}",
     )
     return workers, worker
-
 
 
 def of_environment() -> str:

@@ -16,7 +16,9 @@ from thinwire.cli.command import COMMANDS
 from thinwire.cli.flags import RunFlags, TrainFlags, changes_of, default_out, given_in, to_toml
 from thinwire.errors import MismatchError
 from thinwire.handshake import flatten_description
+from thinwire.train.config import TrainConfig
 from thinwire.train.recipes import laptop
+from thinwire.version import __version__
 
 RUN = """config corpus device global-batch inner-lr model out outer-lr outer-momentum precision
     recipe sequence-length steps sync-every tokenizer workers """
@@ -78,7 +80,9 @@ def test_all_commands_are_listed_for_a_newcomer_and_completion_knows_flags(capsy
     assert re.findall(r"^\W+ (\w+)  +[A-Z]", listed, re.M) == list(COMMANDS)
     for command in ("compare", "report", "train", "doctor"):
         assert f"\n$ thinwire {command} " in listed
-    for arguments, shown in ([], listed), (["--tyro-print-completion", "bash"], "--sync-every"):
+    completion = ["--tyro-print-completion", "bash"]
+    version = (["--version"], f"{__version__}\n")
+    for arguments, shown in ([], listed), (completion, "--sync-every"), version:
         with pytest.raises(SystemExit) as caught:
             main(arguments)
         assert not caught.value.code
@@ -98,7 +102,7 @@ def test_train_says_what_it_wrote_and_where(tmp_path, monkeypatch, capsys) -> No
     assert main([*train, *SMALL]) == 0
     summary = json.loads(Path(name, "summary.json").read_text())
     begins, *_, ends = capsys.readouterr().out.splitlines()
-    assert begins == f"{name}: continues from step 0"
+    assert begins == f"{name}: has no checkpoint: begins at step 0"
     assert f"validation loss {summary['val_loss']:.4f}" in ends
     assert ends.endswith(f"outer_digest {summary['outer_digest'][:12]}; {name}")
     assert list(Path(name, "tensorboard").iterdir())
@@ -181,15 +185,15 @@ REFUSED = [
     ("train --workers 0", "workers=0"),
     ("train --device abacus", "abacus"),
     ("train --device meta", "'meta'"),
-    (f"train --seed {HUGE}", "seed=1000"),
     (f"train --steps {HUGE}", "up to 9,007,199,254,740,992"),
     ("train --clip-norm nan", "clip_norm=nan"),
     ("train --timeout-s inf", "timeout_s=inf"),
     ("train --outer-lr 1e308", "outer lr to 1e+308"),
     (f"status node:{NINES}", "pass tcp://HOST:PORT"),
     (f"join tcp://node:{NINES}?workers=2&worker=0", "not HOST:PORT"),
-    ("join tape://here/r --model 250k", "'tape' is no scheme"),
     ("serve memory://", "run is missing"),
+    ("hub --bind 29600", "not HOST:PORT"),
+    ("hub --advertise here:29600", "the port is that of --bind"),
     ("doctor 'tcp://h:1?workers=2&worker=0'", "tcp:// has no store"),
     ("status memory:///r --token-file latin.txt", "latin.txt"),
     ("status memory:///r --token-file empty.txt", "0 characters"),
@@ -203,6 +207,7 @@ REFUSED = [
     ("compare --jobs 0", "0 jobs"),
     ("compare --baseline dilco", "'dilco'"),
     ("compare --experiment missing.py:f", "missing.py:f"),
+    ("compare --tune", "--tune has none"),
     ("compare --tune lr=1e-3", "none of inner-lr"),
     ("compare --tune inner-lr=x --seeds 0,1", "the list 'x'"),
 ]
@@ -237,16 +242,13 @@ MISREAD = [
     ("train diloco", "Unrecognized options: diloco"),
     ("train --no-resume", "Unrecognized options: --no-resume"),
     ("train --identity a", "--identity is a flag of thinwire join"),
+    ("train --at s3://b/r", "the address of a run needs no flag"),
+    ("train s3://b/r", "needs no flag: thinwire join ADDRESS"),
     ("compare --seeds 0,x", "--seeds: cannot read the list '0,x'; because"),
     ("compare --workers 1,", "--workers: cannot read the list '1,'"),
     (f"{PLAN} --bandwidth 0", "--bandwidth: cannot read the rate '0'; because it has no unit"),
-    (f"{PLAN} --bandwidth=-1Gbit/s", "the rate '-1Gbit/s'"),
-    (f"{PLAN} --bandwidth 10Gb", "did you mean"),
     (f"{PLAN} --latency 50", "--latency: cannot read the duration '50'"),
-    (f"{PLAN} --latency=-1ms", "it is negative"),
-    (f"{PLAN} --step-time 0s", "the duration '0s'"),
     (f"{PLAN} --workers 0", "--workers: cannot read the count '0'"),
-    (f"{PLAN} --parameters 10Q", "the count '10Q'"),
     (f"{PLAN} --target 90", "--target: cannot read the share '90'"),
     (f"{PLAN} --accelerator abacus", "--accelerator: cannot "),
     (f"{PLAN} --egress-price=-1USD", "it is negative"),
@@ -255,7 +257,6 @@ MISREAD = [
     (f"{PLAN} --egress-price '$1EUR'", "it has two currencies"),
     (f"{PLAN} --worker-price infUSD", "it is not a number with a currency"),
     ("doctor file:///a/r --workers 0", "--workers: cannot read the count '0'"),
-    ("doctor file:///a/r --step-time 3q", "--step-time: cannot read the duration '3q'"),
 ]
 
 
@@ -408,13 +409,33 @@ def test_ranks_of_torchrun_are_one_worker_of_those_that_were_asked_for(monkeypat
     flags = TrainFlags(workers=4, worker_size=2)
     assert flags.train_config(is_member=True).workers == 4
     assert flags.train_config().workers == 1
-    trainer = "thinwire.train.trainer.train"
     for more, workers in ((["--workers", "8"], 8), ([], 4)):
         at = "memory:///r" if more else "memory:///r?workers=4&worker=1"
-        begin = mock.patch(trainer, side_effect=RuntimeError("begun"))
-        with begin as begun, pytest.raises(RuntimeError, match="begun"):
-            main(["join", at, "--worker-size", "2", *more])
-        assert begun.call_args.args[0].workers == workers
+        assert begun(at, "--worker-size", "2", *more).workers == workers
+
+
+def begun(*arguments: str) -> TrainConfig:
+    begin = mock.patch("thinwire.train.trainer.train", side_effect=RuntimeError("begun"))
+    with begin as train, pytest.raises(RuntimeError, match="begun"):
+        main(["join", *arguments])
+    return train.call_args.args[0]
+
+
+@pytest.mark.parametrize(
+    ("variables", "more", "threads"),
+    [
+        ({}, [], 0),
+        ({"OMP_NUM_THREADS": "3"}, [], 3),
+        ({"OMP_NUM_THREADS": "3,2"}, [], 0),
+        ({"OMP_NUM_THREADS": "3"}, ["--threads", "2"], 2),
+        ({"OMP_NUM_THREADS": "1", "RANK": "0", "WORLD_SIZE": "1"}, [], 0),
+    ],
+)
+def test_a_worker_has_the_threads_of_the_environment(monkeypatch, variables, more, threads) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert begun("memory:///r", *more).machine.threads == threads
 
 
 @pytest.mark.parametrize(

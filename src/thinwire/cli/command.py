@@ -24,6 +24,7 @@ from thinwire.cli.report import ReportCommand
 from thinwire.cli.status import StatusCommand
 from thinwire.cli.train import JoinCommand, ServeCommand, Train
 from thinwire.errors import RunStopped, ThinwireError, UnknownNameError, unknown_name
+from thinwire.version import __version__
 
 COMMANDS: Final[Mapping[str, Any]] = {
     "train": Train,
@@ -102,8 +103,11 @@ def _ended(why: str, status: int) -> int:
 
 
 def _read(name: str, arguments: Sequence[str]) -> Any:
-    """The command with its flags; exits after help, or where flags are wrong."""
+    """The command with its flags; exits after help or version, or where flags are wrong."""
     config = (tyro.conf.DisallowNone,)
+    if name == "--version":
+        sys.stdout.write(f"{__version__}\n")
+        sys.exit()
     if name.startswith(("-h", "--help", "--tyro-")):
         kinds = [
             Annotated[kind, tyro.conf.subcommand(each, description=_doc(kind).split("\n")[0])]
@@ -151,9 +155,11 @@ def _without_rare(kind: Any) -> Any:
 
 
 def _explain(arguments: Sequence[str], kind: Any) -> None:
-    """Name the right place of flags that `kind` does not have."""
+    """Name the right place of addresses, and of flags that `kind` does not have."""
     own = {flag(field.name) for field in fields(kind)}
-    for typed in {argument.partition("=")[0]: None for argument in arguments}:
-        has = [n for n, k in COMMANDS.items() if typed in {flag(f.name) for f in fields(k)}]
-        if typed not in own and has:
+    given = {argument.partition("=")[0]: None for argument in arguments}
+    if "--at" in given or ("--at" not in own and any("://" in each for each in given)):
+        sys.stderr.write("the address of a run needs no flag: thinwire join ADDRESS\n")
+    for typed in given.keys() - own - {"--at"}:
+        if has := [n for n, k in COMMANDS.items() if typed in {flag(f.name) for f in fields(k)}]:
             sys.stderr.write(f"{typed} is a flag of thinwire {', '.join(has)}\n")

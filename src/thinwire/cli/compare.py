@@ -72,7 +72,7 @@ class CompareCommand(RunFlags):
     """Momentum of the outer optimizer; 0 is plain SGD."""
     seeds: _Ints = None
     """Default 0."""
-    tune: Annotated[tuple[str, ...], arg(metavar="RATES ...")] = ()
+    tune: Annotated[tuple[str, ...] | None, arg(metavar="RATES ...")] = None
     """Search each method's rates, with as many runs for all; needs several seeds."""
     baseline: Option[str] = None
     """Method or row to take differences to; default diloco, or the first method."""
@@ -127,7 +127,7 @@ class CompareCommand(RunFlags):
 
         fields = {field.name for field in dataclasses.fields(Experiment)}
         given = {name: value for name, value in given_in(self).items() if name in fields}
-        if self.tune:
+        if self.tune is not None:
             given["tuning"] = _tuning(self.tune)
         if self.recipe is not None:
             given["recipe"] = recipes.find(self.recipe)
@@ -139,6 +139,12 @@ def _tuning(texts: tuple[str, ...]) -> Tuning:
     """Candidates of each method: for all, with what one has of its own in place of it."""
     from thinwire.experiments import Rates, Tuning, product
 
+    check(
+        bool(texts),
+        "search rates",
+        because="--tune has none",
+        do="write them behind it, such as --tune inner-lr=1e-3,2e-3",
+    )
     tuned = [field.name for field in dataclasses.fields(Rates)]
     grids: dict[str, dict[str, tuple[float, ...]]] = {"": {}}
     for text in texts:

@@ -71,7 +71,10 @@ _OF_ONE_RUN: Final = ("at", "config", "out", "resume", "identity", "token_file")
 
 @dataclass(frozen=True, kw_only=True)
 class RunFlags:
-    """Settings of a recipe that flags can replace; without a flag the recipe's value stays."""
+    """Settings of a recipe that flags can replace; without a flag the recipe's value stays.
+
+    Rare ones have the names of fields of `TrainConfig` and its parts. tyro takes comments for help.
+    """
 
     out: Option[Path] = None
     """Folder of the run; default runs/METHOD-N."""
@@ -95,7 +98,6 @@ class RunFlags:
     """auto, cpu or cuda."""
     precision: Option[Literal["fp32", "bf16"]] = None
     """bf16 is autocast; weights stay fp32."""
-    # The fields of `TrainConfig` and its parts that have these names.
     accumulate: Rare[int] = None
     warmup_steps: Rare[int] = None
     clip_norm: Rare[float] = None
@@ -267,7 +269,7 @@ def from_toml(file: Path, kind: Any) -> Iterator[str]:
             because="an empty text names nothing",
             do="write a value, or leave it out",
         )
-        if isinstance(defaults[name], tuple) and isinstance(value, list):
+        if name == "tune" and isinstance(value, list):  # its values are words of their own
             yield from (flag(name), *map(str, value))
         elif isinstance(value, list):
             yield f"{flag(name)}={','.join(map(str, value))}"

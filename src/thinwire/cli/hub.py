@@ -78,6 +78,13 @@ class HubCommand:
     async def _run(self, console: Console) -> None:
         from thinwire.transport.address import HubAddress, reachable_host, split_address
 
+        host, port = split_address(self.bind)
+        check(
+            bool(re.fullmatch(r"[\w.-]+|[\da-fA-F.]*(:[\da-fA-F.]*){2,}", self.advertise or host)),
+            f"advertise {self.advertise!r}",
+            because="it is no host: the port is that of --bind",
+            do="pass the name or the IP address by which workers reach this machine",
+        )
         weed = shutil.which("weed", path=sysconfig.get_path("scripts")) or shutil.which("weed")
         check(
             weed is not None,
@@ -88,7 +95,6 @@ class HubCommand:
         task: Any = asyncio.current_task()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-        host, port = split_address(self.bind)
         with ExitStack() as claimed:
             # Below those that the system gives to connections, SeaweedFS's own among them.
             candidates = random.SystemRandom().sample(range(20_000, 32_000), 1000)
@@ -106,7 +112,7 @@ class HubCommand:
                 raise ConfigurationError(
                     f"listen on {self.bind}",
                     because=str(error),
-                    do="end what has this port, or pass another --bind HOST:PORT",
+                    do="pass --bind with an address of this machine and a port that is free",
                 ) from error
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             token, secret = self._token()

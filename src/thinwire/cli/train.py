@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from dataclasses import dataclass, replace
 from functools import partial
@@ -102,7 +103,8 @@ class Train(TrainFlags):
         from thinwire.train.observers import OnFirstRecord, Terminal, tensorboard, tracker
 
         if self.resume:
-            say(console, f"{out}: continues from step {step}")
+            found = f"continues from step {step}" if step else "has no checkpoint: begins at step 0"
+            say(console, f"{out}: {found}")
         is_fixed = connection is None or connection.is_fixed
         team = f"K={config.workers}" if is_fixed else "elastic"
         observers: list[Observer] = [
@@ -150,7 +152,9 @@ class JoinCommand(Train, StoreFlags):
         address = Address.read(self.at)
         if address.run:
             address = read_address(self.at)
-        joining = replace(self, workers=self.workers or address.workers)
+        joining = replace(
+            self, workers=self.workers or address.workers, threads=self.threads or _openmp_threads()
+        )
         check(
             address.workers in (None, joining.workers),
             f"join with --workers {joining.workers} at {address}",
@@ -212,18 +216,23 @@ class JoinCommand(Train, StoreFlags):
             found = read_status(address.place, run=address.run, token=token)
         except ThinwireError:  # it would hide the error before
             return
+        is_served = found is not None
         check(
-            self.asynchronous or found is None,
-            f"join {address} without --asynchronous",
-            because="it is a run of thinwire serve",
-            do="add --asynchronous, at an address with ?workers=K&worker=0",
+            self.asynchronous == is_served,
+            f"join {address} {'with' if self.asynchronous else 'without'} --asynchronous",
+            because="it is a run of thinwire serve"
+            if is_served
+            else "no thinwire serve has begun a run there",
+            do="add --asynchronous, at an address with ?workers=K&worker=0"
+            if is_served
+            else "start thinwire serve, or leave --asynchronous out",
         )
-        check(
-            found is not None or not self.asynchronous,
-            f"join {address} with --asynchronous",
-            because="no thinwire serve has begun a run there",
-            do="start thinwire serve, or leave --asynchronous out",
-        )
+
+
+def _openmp_threads() -> int | None:
+    """OMP_NUM_THREADS, which torchrun sets as well: to 1 for its ranks."""
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    return int(threads) if threads.isdecimal() and "RANK" not in os.environ else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,6 +54,16 @@ def absent_message() -> Tensor:
     return torch.empty(0, dtype=torch.uint8)
 
 
+def check_run_name(run: str) -> None:
+    """Raise `ConfigurationError` if `run` cannot be part of the names of objects."""
+    check(
+        bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run)),
+        f"call a run {run!r}",
+        because="its name is part of the names of objects",
+        do="pass up to 100 letters, digits, dots, underscores and hyphens",
+    )
+
+
 class _End(msgspec.Struct):
     parts: Annotated[int, msgspec.Meta(ge=0, le=10**5)]
     nbytes: int
@@ -89,12 +99,7 @@ class RunObjects:
         ranks: int = 1,
         patience_s: float = 30.0,
     ) -> None:
-        check(
-            bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run)),
-            f"call a run {run!r}",
-            because="its name is part of the names of objects",
-            do="pass up to 100 letters, digits, dots, underscores and hyphens",
-        )
+        check_run_name(run)
         self.store, self.run, self.patience_s = store, run, patience_s
         self.shard = f".{index}" if ranks > 1 else ""
         self._ranks, self._about_key = ranks, f"{run}/about" + (f".{index}" if index else "")

@@ -126,9 +126,10 @@ class Elastic(Transport, Membership):
             token = find_token()
         # Here, because these need what a description of the worker does not.
         from thinwire.elastic.fixed import FixedGroup
-        from thinwire.elastic.run_objects import RunObjects
+        from thinwire.elastic.run_objects import RunObjects, check_run_name
         from thinwire.elastic.worker_ranks import WorkerRanks
 
+        check_run_name(run)  # before a folder is made
         token = Token(token) if isinstance(token, str) else token
         self._store = ObjectStore(store, store_options, token=token)
         self.url, self.run_name, self.identity = self._store.url, run, identity
