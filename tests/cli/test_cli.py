@@ -289,6 +289,13 @@ def test_ctrl_c_names_the_command_that_continues(
     assert capsys.readouterr().err == f"stopped{to_continue}\n"
 
 
+def test_what_a_library_says_in_two_lines_is_one(monkeypatch, capsys) -> None:
+    fails = mock.Mock(side_effect=MismatchError("go", because="no\nnet", do="wait"))
+    monkeypatch.setattr(COMMANDS["plan"], "main", fails)
+    assert main(["plan"]) == 1
+    assert capsys.readouterr().err == "error: cannot go; because no net; do: wait\n"
+
+
 def test_under_torchrun_workers_come_from_the_ranks(monkeypatch, tmp_path, capsys) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")

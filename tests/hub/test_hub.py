@@ -251,6 +251,5 @@ def test_addresses_are_read_and_their_token_is_kept_out_of_sight(monkeypatch) ->
     assert read_address(whole) == Address("hub://[::1]:29600", "first")
     assert os.environ["THINWIRE_TOKEN"] == "se/cr@t of many characters"
     monkeypatch.setenv("THINWIRE_TOKEN", "another one of many characters")
-    for use in (lambda: read_address(whole), lambda: ObjectStore(whole)):
-        with pytest.raises(ConfigurationError, match="another one than that of THINWIRE_TOKEN"):
-            use()
+    with pytest.raises(ConfigurationError, match="another one than that of THINWIRE_TOKEN"):
+        ObjectStore(whole)

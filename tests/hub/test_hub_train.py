@@ -40,14 +40,3 @@ def test_a_pasted_address_is_enough_and_its_token_is_in_no_file_or_line(
     for text in texts:
         assert SECRET not in text
         assert written not in text
-
-
-def test_an_unreachable_hub_is_named_without_its_token(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setenv("THINWIRE_TOKEN", "")
-    monkeypatch.delenv("THINWIRE_TOKEN")
-    secret = "a-secret-of-many-characters"
-    for wrong in (f"hub://{secret}@127.0.0.1:1/a b", f"hub://{secret}@127.0.0.1:1"):
-        assert main(["join", wrong, "--out", str(tmp_path / "out")]) == 1
-        shown = capsys.readouterr()
-        assert "hub://" in shown.err
-        assert secret not in shown.err + shown.out

@@ -87,7 +87,8 @@ def run(arguments: list[str] | None = None) -> int:
     except RunStopped as stopped:
         return _ended(str(stopped), 128 + signal.SIGTERM)
     except ThinwireError as error:
-        return _ended(f"error: {error}", _MISTYPED if isinstance(error, UnknownNameError) else 1)
+        why = f"error: {error}".replace("\n", " ")  # libraries have several lines to say
+        return _ended(why, _MISTYPED if isinstance(error, UnknownNameError) else 1)
     except OSError as error:
         do = "see to the file, disk or address that it names, and repeat the command"
         return _ended(f"error: cannot finish the command; because {error}; do: {do}", 1)

@@ -113,7 +113,7 @@ class CompareCommand(RunFlags):
             raise IncompleteError(
                 f"compare everything in {out}",
                 because=f"{first} has no result ({status}){others}",
-                do="fix the cause and repeat the command, which keeps finished runs",
+                do="fix the cause, or pass another --out, and repeat the command",
             )
 
     def _experiment(self) -> Experiment:

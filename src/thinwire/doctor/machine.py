@@ -107,28 +107,25 @@ def machine_checks(*, lacking: Status, token_file: Path | None = None) -> Mappin
     return {
         "python": lambda: Finding("ok", python),
         "thinwire": lambda: Finding("ok", __version__),
-        "torch": partial(_package, "torch", (2, 9), (3,), "fail", "pip install 'torch>=2.9'"),
+        "torch": partial(_package, "torch", (2, 9), "fail", "pip install 'torch>=2.9'"),
         "kernels": _kernels,
-        "obstore": partial(_package, "obstore", (0, 8), (1,), lacking, _INSTALL_ELASTIC),
-        "safetensors": partial(_package, "safetensors", (0,), (1,), lacking, _INSTALL_ELASTIC),
+        "obstore": partial(_package, "obstore", (0, 12), lacking, _INSTALL_ELASTIC),
+        "safetensors": partial(_package, "safetensors", (0,), lacking, _INSTALL_ELASTIC),
         "token": partial(_token, token_file),
         "folder": partial(_folder, Path.cwd()),
     }
 
 
-def _package(
-    name: str, lowest: tuple[int, ...], below: tuple[int, ...], lacking: Status, do: str
-) -> Finding:
+def _package(name: str, lowest: tuple[int, ...], lacking: Status, do: str) -> Finding:
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return Finding(lacking, "not installed", do)
     # Without what follows the release: 2.13.0+cpu is (2, 13, 0).
     release = re.match(r"\d+(\.\d+)*", version)
-    if lowest <= (tuple(map(int, release[0].split("."))) if release else ()) < below:
+    if release and tuple(map(int, release[0].split("."))) >= lowest:
         return Finding("ok", version)
-    least, most = (".".join(map(str, numbers)) for numbers in (lowest, below))
-    return Finding(lacking, f"{version}; {least} or newer, below {most}, is needed", do)
+    return Finding(lacking, f"{version}; {'.'.join(map(str, lowest))} or newer is needed", do)
 
 
 def _kernels() -> Finding:

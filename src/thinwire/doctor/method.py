@@ -63,7 +63,7 @@ class RunDescription:
 
     Args:
         fields: of its model and method, flat; empty without a run.
-        workers: present ones.
+        workers: present ones; none once it is over.
 
     >>> RunDescription(fields={"parameters.h.0.w": "[2, 3]"}).size()
     (6, 1)

@@ -110,7 +110,7 @@ class _StoreChecks:
             link = Link(up_bits_per_s=up, down_bits_per_s=down, latency_s=latency_s)
         run = RunDescription() if self._run is None else self._described(self._run)
         finding = method_finding(link, self._planned, run)
-        if self._run is None or run.workers:
+        if self._run is None or run.fields:
             return finding
         found = f"run {self._run!r} has no worker that this token opens; {finding.found}"
         return finding._replace(found=found)
