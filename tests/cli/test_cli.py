@@ -204,6 +204,7 @@ REFUSED = [
     (f"{PLAN} --sync-every 1e30", "sync_every=1000"),
     ("compare --methods ddp,nope", "nope"),
     ("compare --methods muloco:bits=3", "3 bits"),
+    ("compare --out a-run", "compare in a-run; because it is the folder of a run"),
     ("compare --jobs 0", "0 jobs"),
     ("compare --baseline dilco", "'dilco'"),
     ("compare --experiment missing.py:f", "missing.py:f"),
@@ -219,6 +220,8 @@ def test_bad_input_is_one_clear_line_and_an_exit_status(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("THINWIRE_TOKEN", raising=False)
+    (tmp_path / "a-run").mkdir()
+    (tmp_path / "a-run" / "config.json").touch()
     (tmp_path / "broken.py").write_text("def f(:")
     (tmp_path / "latin.txt").write_bytes(b"a token of many letters: \xe9")
     (tmp_path / "empty.txt").touch()

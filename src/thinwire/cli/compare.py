@@ -88,6 +88,7 @@ class CompareCommand(RunFlags):
         from thinwire.experiments.grid import specs_of
         from thinwire.experiments.parallel import ParallelRunner
         from thinwire.experiments.runners import one_by_one
+        from thinwire.runs.status import has_files_of_run
         from thinwire.train.workers.ranks import under_torchrun
 
         check(
@@ -99,6 +100,12 @@ class CompareCommand(RunFlags):
         experiment = self._experiment()
         out = self.out or default_out("compare")
         specs_of(experiment)  # refuses what does not fit, before a folder is made
+        check(
+            not has_files_of_run(out),
+            f"compare in {out}",
+            because="it is the folder of a run, whose run.toml would be replaced",
+            do="pass another --out",
+        )
         runner = one_by_one if self.jobs == 1 else ParallelRunner(self.jobs)
         write_settings(out, given_in(self))
         with CompareDisplay(console) as display:
