@@ -160,8 +160,3 @@ def test_ranks_that_hold_different_things_are_refused() -> None:
     for told in run("differ", workers=2, ranks=2):
         assert len(told) == 2
         assert all("its ranks 0 and 1 hold other parameters" in each for each in told)
-
-
-def test_a_lighthouse_is_no_store() -> None:
-    with pytest.raises(tw.ConfigurationError, match=r"cannot open the object store.*hub://TOKEN"):
-        tw.transport.Elastic("10.9.0.1:29400", token="a secret of many characters")
