@@ -11,7 +11,7 @@ import thinwire as tw
 
 # Upper bounds, to be lowered whenever the round gets simpler.
 FILES = 19
-CLASSES = 35
+CLASSES = 34
 CALLS = 328
 
 ROOT = str(Path(tw.__file__).parent) + "/"

@@ -1,7 +1,6 @@
 """The outer state of a fragment, and how long a mean may travel before it is merged.
 
-`FlatAnchor` is the vector that an outer optimizer moves. `Delay` and `Eager` join it with the local
-weights.
+`Delay` and `Eager` join the outer parameters with the local weights.
 """
 
 from __future__ import annotations
@@ -119,28 +118,38 @@ class OuterState(ABC):
         """
 
 
-class FlatAnchor:
-    """theta = OuterOpt(theta, mean), stored between rounds and moved part by part.
+class DelayState(OuterState):
+    """Delta = anchor - local; anchor = OuterOpt(anchor, mean); local = mix(local, anchor).
 
-    A rule steps a *position*: the vector minus an origin. By default the origin is the vector
-    itself, so the position starts at zero and becomes the update. A lone worker passes its own
-    weights: (anchor - local) - 1 * (anchor - local) is exactly zero, where anchor minus the rounded
+    The anchor is stored between rounds, and moved part by part. Live weights of 16 bits start a
+    round from the rounded anchor, and Delta is what they moved from there: rounding is not
+    movement. Weights of 64 bits are rounded to fp32 once a round.
+
+    A rule steps a *position*: the anchor minus an origin. By default the origin is the anchor
+    itself, so the position starts at zero and becomes the update. A lone worker without a delay
+    shares its origin with no other, and takes its own weights for it: with outer learning rate 1,
+    (anchor - local) - 1 * (anchor - local) is exactly zero, where anchor minus the rounded
     difference would be its weights with a rounding error.
 
     Args:
-        rule: moves the vector.
-        context: the worker and its fragment, whose local weights the vector starts from.
-        averages_weights: a mean is one of weights, and the gradient is the vector minus it.
+        overlap: of the rounds.
+        rule: moves the anchor.
+        context: the worker and its fragment, whose local weights the anchor starts from.
+        averages_weights: a mean is one of weights, and the gradient is the anchor minus it.
     """
 
     def __init__(
         self,
+        overlap: Delay,
         rule: ElementwiseOptimizer,
         context: FragmentContext,
         *,
         averages_weights: bool = False,
     ) -> None:
         self.averages_weights, self._rule = averages_weights, rule
+        self._live, self._mixing = LiveVector(context.live, context.names), overlap.mixing
+        self._alone = context.alone and overlap.tau == 0
+        self._is_measured = False
         # With other workers' by its digest, which steps find beside their work.
         self._is_compared = not context.alone
         start, storage = context.live.read(context.names), context.storage
@@ -154,21 +163,58 @@ class FlatAnchor:
         self._digest, self._digest_version = b"", 0
         self._sums: tuple[HostCopy, int] | None = None
 
+    @contextmanager
+    def measure(self) -> Generator[LazyVector]:
+        """Anchor minus local weights."""
+        self._is_measured = True
+        with self.reading() as anchor:
+            yield _movement(self._live.open(), anchor, is_rounded=not self._alone)
+
+    def contribution(self, delta: LazyVector) -> LazyVector:
+        """`delta`, or the local weights."""
+        return _unrounded(self._live.open(), self.flat_anchor()) if self.averages_weights else delta
+
+    @torch.no_grad()
+    def apply(self, mean: StreamedVector) -> None:
+        """Step the anchor, and mix it into the local weights."""
+        weights = self._live.open()
+        origin = weights if self._alone and self._is_measured else None
+        self._is_measured = False
+        try:
+            self.step(mean, partial(weights.mix, alpha=self._mixing), origin)
+        finally:
+            weights.close()
+
+    @torch.no_grad()
+    def reset_live(self, local_delta: Tensor | None) -> None:
+        """Reset the local weights to `anchor - local_delta`."""
+        self._is_measured = False
+        weights = self._live.open()
+        with self.reading() as anchor:
+            for part in spans(0, weights.numel, block_numel(weights.device)):
+                at = part.read(anchor)
+                # From the rounded anchor, so that the next pseudo-gradient is `local_delta` again.
+                if local_delta is not None:
+                    moved = part.read(local_delta).to(at.device)
+                    at = weights.as_written(part, at) - moved
+                weights.mix(part, at, 0.0)
+        weights.close()
+
     def prefetch(self, *, for_step: bool) -> None:
-        """Begin to copy the vector, and for a step the buffers, to the device."""
+        """Begin to copy the anchor, and for a step the buffers, to the device."""
         for kept in (self._vector, *(self._buffers.values() if for_step else ())):
             kept.prefetch()
 
     @contextmanager
     def reading(self) -> Generator[Tensor]:
-        """The vector on the device, not to be changed."""
+        """The anchor on the device, not to be changed."""
         try:
             yield self._vector.fetch()
         finally:
             self._vector.release()
 
     def flat_anchor(self) -> Tensor:
-        """The vector where it is stored, not to be changed."""
+        """The anchor where it is stored, not to be changed."""
         return self._vector.stored()
 
     def step(
@@ -181,8 +227,8 @@ class FlatAnchor:
 
         Args:
             mean: [numel], of pseudo-gradients or of weights.
-            then: given every part of the new vector as it is made, not to be changed.
-            origin: subtracted from the vector for the step; the vector itself by default.
+            then: given every part of the new anchor as it is made, not to be changed.
+            origin: subtracted from the anchor for the step; the anchor itself by default.
         """
         vector = self._vector.fetch()
         buffers = {key: kept.fetch() for key, kept in self._buffers.items()}
@@ -236,7 +282,7 @@ class FlatAnchor:
             part.write(buffer, parts[key])
 
     def digest(self) -> bytes:
-        """`anchor_digest` of the vector, which a step on a CPU has found beside its work."""
+        """`anchor_digest` of the anchor, which a step on a CPU has found beside its work."""
         vector = self.flat_anchor()
         # torch counts changes in place: also those that another made through a view.
         if self._sums is not None:
@@ -257,14 +303,14 @@ class FlatAnchor:
         Raises:
             CheckpointError: it has other keys.
         """
-        mine = FlatAnchor.state_dict(self)
-        if state.keys() != mine.keys():
+        mine = {"anchor", *(f"optimizer.{key}" for key in (*self._buffers, *self._scalars))}
+        if set(state) != mine:
             raise CheckpointError(
                 "load the state of an outer optimizer",
                 because=f"it has {sorted(state)} and needs {sorted(mine)}",
                 do="pass what state_dict() of a loop with the same method returned",
             )
-        self._digest, self._sums = b"", None
+        self._digest, self._sums, self._is_measured = b"", None, False
         _put(self._vector, state["anchor"])
         for key, kept in self._buffers.items():
             _put(kept, state[f"optimizer.{key}"])
@@ -316,73 +362,6 @@ class Overlap(ABC):
             context: the worker and its fragment.
             averages_weights: as in `OuterOptimizer`.
         """
-
-
-class DelayState(FlatAnchor, OuterState):
-    """Delta = anchor - local; anchor = OuterOpt(anchor, mean); local = mix(local, anchor).
-
-    Live weights of 16 bits start a round from the rounded anchor, and Delta is what they moved from
-    there: rounding is not movement. Weights of 64 bits are rounded to fp32 once a round.
-
-    A lone worker without a delay shares its origin with no other and takes its own weights for it:
-    with outer learning rate 1 the position then returns to exactly zero, and nothing of the weights
-    is rounded away.
-    """
-
-    def __init__(
-        self,
-        overlap: Delay,
-        rule: ElementwiseOptimizer,
-        context: FragmentContext,
-        *,
-        averages_weights: bool = False,
-    ) -> None:
-        super().__init__(rule, context, averages_weights=averages_weights)
-        self._live, self._mixing = LiveVector(context.live, context.names), overlap.mixing
-        self._alone = context.alone and overlap.tau == 0
-        self._is_measured = False
-
-    @contextmanager
-    def measure(self) -> Generator[LazyVector]:
-        """Anchor minus local weights."""
-        self._is_measured = True
-        with self.reading() as anchor:
-            yield _movement(self._live.open(), anchor, is_rounded=not self._alone)
-
-    def contribution(self, delta: LazyVector) -> LazyVector:
-        """`delta`, or the local weights."""
-        return _unrounded(self._live.open(), self.flat_anchor()) if self.averages_weights else delta
-
-    @torch.no_grad()
-    def apply(self, mean: StreamedVector) -> None:
-        """Step the anchor, and mix it into the local weights."""
-        weights = self._live.open()
-        origin = weights if self._alone and self._is_measured else None
-        self._is_measured = False
-        try:
-            self.step(mean, partial(weights.mix, alpha=self._mixing), origin)
-        finally:
-            weights.close()
-
-    @torch.no_grad()
-    def reset_live(self, local_delta: Tensor | None) -> None:
-        """Reset the local weights to `anchor - local_delta`."""
-        self._is_measured = False
-        weights = self._live.open()
-        with self.reading() as anchor:
-            for part in spans(0, weights.numel, block_numel(weights.device)):
-                at = part.read(anchor)
-                # From the rounded anchor, so that the next pseudo-gradient is `local_delta` again.
-                if local_delta is not None:
-                    moved = part.read(local_delta).to(at.device)
-                    at = weights.as_written(part, at) - moved
-                weights.mix(part, at, 0.0)
-        weights.close()
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from `state`."""
-        self._is_measured = False
-        super().load_state_dict(state)
 
 
 def _movement(weights: OpenWeights, anchor: Tensor, *, is_rounded: bool) -> LazyVector:
@@ -466,13 +445,12 @@ class Delay(Overlap):
         return DelayState(self, rule, context, averages_weights=averages_weights)
 
 
-class _EagerState(FlatAnchor, OuterState):
+class _EagerState(DelayState):
     """Theta, which all workers share, and a second vector theta_k, which runs a round ahead."""
 
     def __init__(self, rule: ElementwiseOptimizer, context: FragmentContext) -> None:
-        super().__init__(rule, context)
-        self._context, self._live = context, LiveVector(context.live, context.names)
-        self._own = FlatAnchor(rule, context)
+        super().__init__(Delay(), rule, context)
+        self._context, self._own = context, DelayState(Delay(), rule, context)
         # Pseudo-gradients of rounds under way, the oldest first.
         self._sent: deque[StoredTensor] = deque()
 
