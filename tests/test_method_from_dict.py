@@ -38,8 +38,7 @@ def test_a_field_that_came_later_is_described_only_where_it_is_set() -> None:
     ("slot", "value", "reason"),
     [
         ("codec", {"kind": "Mine"}, "Mine is no part of this package"),
-        ("codec", {"kind": "from_id"}, "from_id is no part"),
-        ("codec", {"kind": "register", "codec": 1}, "register is no part"),
+        ("codec", {"kind": "k_for_density", "density": 1}, "k_for_density is no part"),
         ("inner", {"kind": "ByWorkerCount", "table": []}, "ByWorkerCount is no part"),
         ("codec", {"kind": "CastBF16", "more": 1}, "another version"),
         ("codec", {"kind": "Codec"}, "Codec is no part"),

@@ -21,22 +21,13 @@ from torch import Tensor
 
 import wire_reference as reference
 from exchanges import sealed
+from thinwire import codecs
 from thinwire.aggregate import MeanOverWorkers, Payloads
 from thinwire.checksums import anchor_digest
-from thinwire.codecs import (
-    CastBF16,
-    Codec,
-    Identity,
-    SignLevels,
-    SignMean,
-    from_id,
-    register,
-    registry,
-)
 from thinwire.codecs.bits import saturating_cast
 from thinwire.codecs.levels import bin_means, mean_and_sigma, root_mean_square
 from thinwire.codecs.values import random_places
-from thinwire.errors import ConfigurationError, ExchangeError
+from thinwire.errors import ExchangeError
 from thinwire.exchange.message import Header, Kind, open_message
 from thinwire.fragments.layout import Layout, wire_order
 
@@ -95,6 +86,42 @@ ROUND = 3
 SALT = 1
 
 
+_ELEMENTWISE = {c.id: c for c in (codecs.Identity(), codecs.CastBF16(), codecs.CastFP16())}
+_GROUPS = {g.id: g for g in (codecs.Tensors(), codecs.Rows(), codecs.Chunks(), codecs.Blocks())}
+_VALUES = {
+    v.id: v
+    for v in (
+        *(codecs.SignMean(), codecs.SignLevels(), codecs.TensorLevels()),
+        *(codecs.BF16(), codecs.F32()),
+    )
+}
+
+
+def codec_of(id: str) -> codecs.Codec:
+    """The codec of an id: RECORD[-NUMBER...][/VALUES]/GROUPS[/TRANSFORM], or those of roles."""
+    if id in _ELEMENTWISE:
+        return _ELEMENTWISE[id]
+    if id.startswith("per-role("):
+        # A comma within parentheses belongs to the id of a codec.
+        ids = re.split(r",(?![^(]*\))", id.removeprefix("per-role(").removesuffix(")"))
+        return codecs.PerRole(**{r: codec_of(i) for r, i in (each.split("=", 1) for each in ids)})
+    record, *parts = id.split("/")
+    family, *numbers = record.split("-")
+    options: dict[str, Any] = {}
+    if family in ("topk", "randomk"):
+        options |= {"k": int(numbers[0]), "values": _VALUES[parts.pop(0)]}
+    if len(parts) > 1:
+        options["transform"] = {"dct": codecs.DCT(), "hadamard": codecs.Hadamard()}[parts.pop()]
+    options["groups"] = _GROUPS[parts[0]]
+    if family == "topk":
+        return codecs.TopK(**options)
+    if family == "randomk":
+        return codecs.RandomK(seed=int(numbers[2]), **options)
+    return (
+        codecs.E3M0(**options) if not numbers else codecs.Quantise(bits=int(numbers[0]), **options)
+    )
+
+
 def layout_of(name: str) -> Layout:
     return Layout.of(SHAPES[name], {n: r for n, r in ROLES.items() if n in SHAPES[name]})
 
@@ -150,7 +177,7 @@ def lengthen(text: str) -> bytes:
 
 
 def make_payload(id: str, name: str) -> dict[str, str]:
-    coder = from_id(id).bind(layout_of(name))
+    coder = codec_of(id).bind(layout_of(name))
     payload = coder.encode(input_for(name), ROUND)
     decoded = hashlib.sha256(raw(coder.decode(payload, ROUND))).hexdigest()
     return {"id": id, "layout": name, "payload": shorten(raw(payload)), "decoded": decoded}
@@ -159,7 +186,7 @@ def make_payload(id: str, name: str) -> dict[str, str]:
 def make_messages() -> dict[str, str]:
     """A whole pseudo-gradient, and the mean of a shard with padding, as hex."""
     x, layout = input_for("ragged"), layout_of("ragged")
-    codec = from_id("topk-64/sign-levels/chunk")
+    codec = codec_of("topk-64/sign-levels/chunk")
     start, piece = layout.cut(3)[1]
     shard = x[start : start + piece.numel]
     whole = sealed(codec.bind(layout).encode(x), header_of("whole"))
@@ -212,7 +239,7 @@ def test_every_case_is_stored() -> None:
 @pytest.mark.parametrize("case", golden_cases())
 def test_encoding_gives_the_golden_bytes(case: dict[str, str]) -> None:
     x = input_for(case["layout"])
-    coder = from_id(case["id"]).bind(layout_of(case["layout"]))
+    coder = codec_of(case["id"]).bind(layout_of(case["layout"]))
     payload = raw(coder.encode(x, ROUND))
     assert payload == lengthen(case["payload"])
     assert raw(coder.encode_residual(x, ROUND)) == payload
@@ -221,7 +248,7 @@ def test_encoding_gives_the_golden_bytes(case: dict[str, str]) -> None:
 @pytest.mark.parametrize("case", golden_cases())
 def test_golden_bytes_decode_alike_here_and_by_the_specification(case: dict[str, str]) -> None:
     payload, layout = lengthen(case["payload"]), layout_of(case["layout"])
-    coder = from_id(case["id"]).bind(layout)
+    coder = codec_of(case["id"]).bind(layout)
     ours = raw(coder.decode(torch.frombuffer(bytearray(payload), dtype=torch.uint8), ROUND))
     theirs = reference.decode(case["id"], reference_layout(layout), payload, ROUND)
     assert hashlib.sha256(ours).hexdigest() == case["decoded"]
@@ -244,7 +271,7 @@ def test_golden_bytes_decode_alike_here_and_by_the_specification(case: dict[str,
 )
 def test_a_mean_is_what_the_specification_says(id: str) -> None:
     layout, x = layout_of("ragged"), input_for("ragged")
-    coder = from_id(id).bind(layout)
+    coder = codec_of(id).bind(layout)
     payloads = [coder.encode(x * scale, ROUND) for scale in (1.0, 0.013, 0.37)]
     ours = MeanOverWorkers().combine(Payloads(coder=coder, payloads=payloads, round=ROUND))
     bodies = [raw(payload) for payload in payloads]
@@ -287,8 +314,8 @@ def test_levels_of_kept_values_are_those_of_the_specification(k: int) -> None:
     x = rows_of(k)
     one = saturating_cast(torch.tensor([reference.sign_mean_level(v.numpy()) for v in x]), _BF16)
     two = saturating_cast(torch.tensor([reference.sign_levels(v.numpy()) for v in x]), _BF16)
-    assert raw(SignMean().write(x)[:, :2]) == raw(one.view(torch.uint8))
-    assert raw(SignLevels().write(x)[:, :4]) == raw(two.view(torch.uint8))
+    assert raw(codecs.SignMean().write(x)[:, :2]) == raw(one.view(torch.uint8))
+    assert raw(codecs.SignLevels().write(x)[:, :4]) == raw(two.view(torch.uint8))
 
 
 def raw_of(numbers: Iterable[np.float32]) -> bytes:
@@ -309,7 +336,7 @@ def test_a_golden_message_is_made_and_read(which: str) -> None:
     assert all(getattr(found, f) == getattr(header, f) for f in fields)
 
     layout = layout_of("ragged") if which == "whole" else layout_of("ragged").cut(3)[1][1]
-    coder = from_id(header.codec).bind(layout)
+    coder = codec_of(header.codec).bind(layout)
     tensor = torch.frombuffer(bytearray(message), dtype=torch.uint8)
     body = open_message(tensor, header, body_nbytes=coder.nbytes)
     assert reference.read_body(message, coder.nbytes) == raw(body)
@@ -340,7 +367,9 @@ SIZE_IDS = [
 def test_sizes_are_those_of_the_specification(shapes: dict[str, tuple[int, ...]]) -> None:
     layout = Layout.of(shapes)
     for id in SIZE_IDS:
-        assert from_id(id).bind(layout).nbytes == reference.nbytes(id, reference_layout(layout)), id
+        assert codec_of(id).bind(layout).nbytes == reference.nbytes(id, reference_layout(layout)), (
+            id
+        )
 
 
 @pytest.mark.parametrize("shapes", ODD_SHAPES, ids=lambda shapes: "+".join(shapes) or "none")
@@ -357,13 +386,13 @@ def test_the_tables_of_the_specification_are_right() -> None:
     rows = row.findall(SPECIFICATION.read_text())
     assert len(rows) == 11
     for id, nbytes, bits in rows:
-        assert from_id(f"{id}/chunk").nbytes(4096) == int(nbytes)
+        assert codec_of(f"{id}/chunk").nbytes(4096) == int(nbytes)
         assert int(nbytes) * 8 / 4096 == float(bits)
     example = Layout.of({"e": (64, 64), "w": (65, 130), "norm": (7,), "s": ()})
-    worked = from_id("topk-64/sign-levels/chunk").bind(example).nbytes
+    worked = codec_of("topk-64/sign-levels/chunk").bind(example).nbytes
     words = " ".join(SPECIFICATION.read_text().split())
     assert f"Body: 3 * 84 + 10 = {worked} bytes; message: {64 + worked}." in words
-    shared = from_id("topk-64/tensor-levels/chunk").bind(example).nbytes
+    shared = codec_of("topk-64/tensor-levels/chunk").bind(example).nbytes
     assert f"Body: 96 + 176 + 22 = {shared} bytes." in words
 
 
@@ -392,12 +421,12 @@ def test_places_that_cannot_be_are_refused(damage: str) -> None:
     with pytest.raises(reference.Refused):
         reference.decode(id, reference_layout(layout), body)
     with pytest.raises(ExchangeError):
-        from_id(id).bind(layout).decode(torch.tensor(list(body), dtype=torch.uint8))
+        codec_of(id).bind(layout).decode(torch.tensor(list(body), dtype=torch.uint8))
 
 
 def test_a_row_with_too_many_places_does_not_make_up_for_one_with_too_few() -> None:
     # Two chunks with k = 1: a bitmap of two bits in a byte, 12 low bits in two, a value in four.
-    coder = from_id("topk-1/f32/chunk").bind(Layout.vector(8192))
+    coder = codec_of("topk-1/f32/chunk").bind(Layout.vector(8192))
     payload = torch.zeros(2, 7, dtype=torch.uint8)
     payload[0, 0] = 0b11
     with pytest.raises(ExchangeError, match="another number of indices"):
@@ -408,67 +437,8 @@ def test_a_row_with_too_many_places_does_not_make_up_for_one_with_too_few() -> N
 
 
 @pytest.mark.parametrize("id", sorted({id for id, _ in CASES} | set(SIZE_IDS)))
-def test_an_id_leads_to_a_codec_of_that_id(id: str) -> None:
-    codec = from_id(id)
-    assert codec.id == id
-    assert from_id(codec.id) == codec
-
-
-UNKNOWN_IDS = [
-    *("", "nope", "identity", "identity/f64", "Identity/f32", "cast/f32", "identity/f32 "),
-    *("table-8/chunk", "table-02/chunk", "table-2", "affine-4/chunk"),
-    *("e3m0/column", "e3m0-4/chunk", "topk-064/f32/chunk", "topk-6_4/f32/chunk"),
-    *("topk-64/f32/block/fft", "topk-64/f32/block/dct/dct", "table-2/chunk/", "cast/bf16/dct"),
-    *("topk-64/f32", "topk-64/f64/chunk", "topk/f32/chunk", "topk-64/f32/chunk/chunk"),
-    *("randomk-1/f32/chunk", "randomk-1-seed-/f32/chunk", "randomk-1-seed-+1/f32/chunk"),
-    *("per-role()", "per-role(default=cast/bf16", "per-role(vector=cast/bf16)"),
-    "per-role(default=cast/bf16,matrix=cast/bf16)",
-    "per-role(default=cast/bf16,vector=cast/bf16,head=cast/bf16)",
-    *("per-role(default=cast/bf16,default=cast/bf16)", "per-role(default=cast/bf16))"),
-]
-
-
-@pytest.mark.parametrize(
-    ("id", "word"),
-    [
-        *((id, "do: check the id") for id in UNKNOWN_IDS),
-        ("table-3/chunk", "quantise to 3 bits"),
-        *((f"topk-{k}/f32/chunk", "of every 4096") for k in (0, 4097)),
-        ("randomk-64-seed-7/tensor-levels/chunk", r"random places as tensor-levels.*SignLevels"),
-        ("per-role(default=nope-4/chunk)", "affine, cast, e3m0, identity, per-role, randomk"),
-    ],
-)
-def test_an_id_that_is_none_is_refused(id: str, word: str) -> None:
-    with pytest.raises(ConfigurationError, match=word):
-        from_id(id)
-
-
-@pytest.fixture
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_FAMILIES", dict(registry._FAMILIES))
-
-
-class Mine(Codec):
-    id = "my-own-4/x"  # type: ignore[assignment]
-
-    def bind(self, layout: Layout) -> Any:
-        return Identity().bind(layout)
-
-
-@pytest.mark.usefixtures("own_registry")
-def test_others_register_their_families() -> None:
-    register("my-own", lambda id: Mine())
-    assert from_id("my-own-4/x").id == "my-own-4/x"
-    assert from_id("per-role(default=my-own-4/x)").id == "per-role(default=my-own-4/x)"
-    with pytest.raises(ConfigurationError, match="has the id 'my-own-4/x'"):
-        from_id("my-own-8/x")
-
-
-@pytest.mark.usefixtures("own_registry")
-@pytest.mark.parametrize("family", ["cast", "per-role", "", "a/b", "a(b", "topk-64", "a-4b"])
-def test_taken_and_impossible_families_are_refused(family: str) -> None:
-    with pytest.raises(ConfigurationError, match="register codecs"):
-        register(family, lambda id: CastBF16())
+def test_the_id_of_a_codec_names_its_bytes(id: str) -> None:
+    assert codec_of(id).id == id
 
 
 if __name__ == "__main__":

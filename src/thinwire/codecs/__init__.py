@@ -13,7 +13,6 @@ from thinwire.codecs.levels import (
     Stochastic,
 )
 from thinwire.codecs.quantise import E3M0, Quantise
-from thinwire.codecs.registry import from_id, register
 from thinwire.codecs.sparse import RandomK, TopK, k_for_density
 from thinwire.codecs.transforms import DCT, Hadamard, Transform
 from thinwire.codecs.values import BF16, F32, SignLevels, SignMean, TensorLevels, Values
@@ -51,7 +50,5 @@ __all__ = [
     "Transform",
     "Values",
     "check_payload",
-    "from_id",
     "k_for_density",
-    "register",
 ]
