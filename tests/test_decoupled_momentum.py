@@ -98,12 +98,6 @@ def test_owners_of_shards_give_the_numbers_of_gathering() -> None:
         ),
         (lambda: tw.DecoupledMomentum(decay=1.1), r"to 1\.1; because it must lie in \[0, 1\]"),
         (
-            lambda: tw.outer.ByWorkerCount(
-                table=((1, tw.outer.SGD()), (2, tw.outer.DecoupledNesterov()))
-            ),
-            "its own anchor",
-        ),
-        (
             lambda: tw.presets.decoupled_momentum().check_elastic(),
             "its own outer parameters",
         ),
@@ -113,8 +107,3 @@ def test_owners_of_shards_give_the_numbers_of_gathering() -> None:
 def test_what_does_not_fit_is_refused(call, word: str) -> None:
     with pytest.raises(tw.ConfigurationError, match=word):
         call()
-
-
-def test_rows_of_a_table_may_all_have_momentum_of_their_own() -> None:
-    table = tw.outer.ByWorkerCount(table=((1, tw.outer.DecoupledNesterov()),))
-    assert tw.presets.decoupled_momentum(outer=table).outer.takes_momentum

@@ -140,7 +140,7 @@ def test_only_what_fills_a_slot_is_renamed() -> None:
         "text": ["Direct", {"a": "PerWorkers"}],
     }
     assert migrate_names(kept) == kept
-    nested = describe(tw.outer.ByWorkerCount(table=((1, tw.outer.GradientAveraging()),)))
+    nested = {"kind": "ByWorkerCount", "table": [[1, describe(tw.outer.GradientAveraging())]]}
     before = named_as_before(nested)
     assert before["kind"] == "PerWorkers"
     assert before["table"][0][1]["kind"] == "Direct"

@@ -14,10 +14,10 @@ from rich.console import Console
 from commands import start
 from run_folders import config_of, write_run
 from thinwire.cli.compare_display import CompareDisplay
-from thinwire.experiments.runners import PlannedRun, RunFailure
+from thinwire.experiments.runners import PlannedRun
 from thinwire.runs.status import RunState, RunStatus, read_run
 
-FAILURE = RunFailure(kind="RuntimeError", why="it is on fire")
+FAILURE = "RuntimeError: it is on fire"
 TITLE = "muloco:bits=2 K=4 H=15 inner_lr=0.005 outer_lr=0.8"
 WAITING = RunStatus(state=RunState.ABSENT)
 

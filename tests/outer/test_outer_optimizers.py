@@ -5,7 +5,7 @@ from torch import nn
 import thinwire as tw
 from thinwire.blocks import DenseVector
 from thinwire.testing import OuterContract
-from toy import OwnAnchors, bound
+from toy import bound
 
 CONTRACTS = {
     "PlainSGD": tw.outer.SGD(lr=0.5),
@@ -79,7 +79,6 @@ def test_outer_state_is_fp32_under_bf16_weights() -> None:
     assert torch.equal(anchor.to(torch.bfloat16), model.weight)
 
 
-OWN = OwnAnchors(outer=tw.outer.SGD())
 DELAYED = [
     *({"lr": -1.0}, {"lr": float("nan")}, {"momentum": 1.0}, {"every": 0}),
     *({"c": -0.01}, {"every": 4, "c": 0.26}, {"c": float("nan")}),
@@ -98,7 +97,7 @@ DELAYED = [
         lambda: tw.outer.ByWorkerCount(table=()),
         lambda: tw.outer.ByWorkerCount(table=((2, tw.outer.SGD()),)),
         lambda: tw.outer.ByWorkerCount(table=((1, tw.outer.SGD()), (1, tw.outer.SGD()))),
-        lambda: tw.outer.ByWorkerCount(table=((1, tw.outer.SGD()), (2, OWN))),
+        lambda: tw.outer.ByWorkerCount(table=((1, tw.outer.SGD()), (2, tw.outer.Gossip()))),
         *(lambda s=s: tw.outer.DelayedNesterov(**s) for s in DELAYED),
     ],
 )

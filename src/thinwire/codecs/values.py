@@ -53,16 +53,6 @@ def largest(x: Tensor, k: int) -> Tensor:
     return (columns - 1 - (chosen & 0xFFFFFFFF)).sort(1).values
 
 
-def largest_reference(x: Tensor, k: int) -> Tensor:
-    """Compute `largest` by sorting every row.
-
-    >>> largest_reference(torch.tensor([[1.0, -3.0, 3.0, 3.0]]), 2).tolist()
-    [[1, 2]]
-    """
-    order = torch.sort(x.abs(), dim=1, descending=True, stable=True).indices
-    return order[:, :k].sort(1).values
-
-
 def random_places(*, columns: int, k: int, seed: int, round_number: int) -> Tensor:
     """Choose the k of `columns` places whose hash is smallest; ties to the lowest.
 

@@ -38,22 +38,6 @@ _NOTED = (RunState.DIVERGED, RunState.FAILED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunFailure:
-    """The error that ended a run.
-
-    Args:
-        kind: of the error.
-        why: its text.
-    """
-
-    kind: str
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.why}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedRun:
     """A run to carry out.
 

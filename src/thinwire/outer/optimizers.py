@@ -185,11 +185,10 @@ class ByWorkerCount(OuterOptimizer):
     """Chooses the row with the largest K that is not above the number of workers.
 
     Args:
-        table: (K, optimizer) rows with K ascending from 1.
+        table: (K, optimizer) rows with K ascending from 1, of elementwise optimizers.
 
     Raises:
-        ConfigurationError: the rows do not start at 1 or do not ascend; or workers have their own
-            anchors in some rows and share them in others.
+        ConfigurationError: the rows do not start at 1 or do not ascend, or have another optimizer.
 
     >>> from thinwire.outer import SGD
     >>> table = ByWorkerCount(table=((1, SGD(lr=0.7)), (8, SGD(lr=0.9))))
@@ -197,7 +196,7 @@ class ByWorkerCount(OuterOptimizer):
     (0.7, 0.9)
     """
 
-    table: tuple[tuple[int, OuterOptimizer], ...]
+    table: tuple[tuple[int, ElementwiseOptimizer], ...]
 
     def __post_init__(self) -> None:
         counts = [workers for workers, _ in self.table]
@@ -207,37 +206,17 @@ class ByWorkerCount(OuterOptimizer):
             because="each number of workers must have exactly one row",
             do="start the table at 1 worker and list the numbers in ascending order",
         )
+        optimizers: list[object] = [optimizer for _, optimizer in self.table]
         check(
-            len({(o.has_own_anchors, o.takes_momentum) for _, o in self.table}) == 1,
-            "use these outer settings by number of workers",
-            because="with some of them every worker has its own anchor or momentum, and with "
-            "others all workers share one",
-            do="take one kind of outer optimizer for all rows",
+            all(isinstance(each, ElementwiseOptimizer) for each in optimizers),
+            f"choose among {optimizers} by the number of workers",
+            because="with some of them workers have anchors or optimizers of their own",
+            do="take elementwise ones in all rows, such as tw.outer.SGD",
         )
 
-    def at(self, workers: int) -> OuterOptimizer:
+    def at(self, workers: int) -> ElementwiseOptimizer:
         """The optimizer for `workers` workers."""
         return [optimizer for least, optimizer in self.table if least <= workers][-1]
-
-    @property
-    def has_own_anchors(self) -> bool:
-        """That of every row."""
-        return self.table[0][1].has_own_anchors
-
-    @property
-    def averages_weights(self) -> bool:
-        """True if any row does."""
-        return any(optimizer.averages_weights for _, optimizer in self.table)
-
-    @property
-    def takes_momentum(self) -> bool:
-        """That of every row."""
-        return self.table[0][1].takes_momentum
-
-    @property
-    def elastic_refusal(self) -> str | None:
-        """That of the first row that has one."""
-        return next((o.elastic_refusal for _, o in self.table if o.elastic_refusal), None)
 
     def check(self, *, sync_every: int, overlap: Overlap) -> None:
         """Check every row of the table."""
