@@ -90,8 +90,7 @@ def check(codec: GroupedCodec, kernel: RowKernel, device: str, *, seeds: int = 1
         _encode_beside_what_is_not_finite(codec, kernel, device, x[:3])
         workers = [payload, payload.flip(0), payload.roll(5, 0)]
         for count in (0, 1, 3):
-            for weight in (WEIGHT, None):
-                _add(codec, kernel, device, [w[:7] for w in workers[:count]], weight)
+            _add(codec, kernel, device, [w[:7] for w in workers[:count]])
         _add(codec, kernel, device, [payload[:0]])
         _largest(codec, kernel, device, payload)
         for damaged in _damaged(codec, payload[:2], generator):
@@ -136,29 +135,34 @@ def reference_encode(codec: GroupedCodec, x: Tensor) -> Tensor:
 
 
 def reference_add(
-    codec: GroupedCodec, out: Tensor, records: list[Tensor], weight: float | None
+    codec: GroupedCodec,
+    out: Tensor,
+    records: list[Tensor],
+    weight: float,
+    counts: Tensor | None = None,
 ) -> None:
     """As `RowKernel.add`, by the codec itself."""
     for numbers in codec.read(records, CHUNK, RoundKey()):
         numbers.add_to(out, weight=weight)
+        if counts is not None:
+            numbers.add_to(counts, weight=None)
 
 
-def _add(
-    codec: GroupedCodec,
-    kernel: RowKernel,
-    device: str,
-    records: list[Tensor],
-    weight: float | None = WEIGHT,
-) -> None:
-    """Both refuse the records, with the same words, or both add (or count) the same."""
+def _add(codec: GroupedCodec, kernel: RowKernel, device: str, records: list[Tensor]) -> None:
+    """Both refuse the records, with the same words, or both add and count the same."""
     rows = len(records[0]) if records else 2
-    mean = torch.linspace(-1, 1, rows * CHUNK).view(rows, CHUNK)
-    ours, placed = mean.to(device, copy=True), [_odd(r, device) for r in records]
-    wanted = refusal(reference_add, codec, mean, records, weight)
-    found = refusal(kernel.add, ours, placed, weight)
-    assert found == wanted, f"refusals: {found} for {wanted}"
-    if not wanted:
-        _same("means", ours, mean)
+    start = torch.linspace(-1, 1, rows * CHUNK).view(rows, CHUNK)
+    mean, counts = start.clone(), start.clone()
+    placed = [_odd(r, device) for r in records]
+    wanted = refusal(reference_add, codec, mean, records, WEIGHT, counts)
+    for counted in (start.to(device, copy=True), None):
+        ours = start.to(device, copy=True)
+        found = refusal(kernel.add, ours, placed, WEIGHT, counted)
+        assert found == wanted, f"refusals: {found} for {wanted}"
+        if not wanted:
+            _same("means", ours, mean)
+        if not wanted and counted is not None:
+            _same("counts", counted, counts)
 
 
 def largest_of(codec: GroupedCodec, kernel: RowKernel) -> Callable[[Tensor], Tensor]:

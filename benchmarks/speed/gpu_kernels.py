@@ -129,7 +129,7 @@ class _Setting:
         if isinstance(codec, TopK):
             added_nbytes = workers * len(delta) * codec.k * 2 * SECTOR_NBYTES
         mean = self._times(
-            lambda: kernel.add(out, [records] * workers, 1.0 / workers),
+            lambda: kernel.add(out, [records] * workers, 1.0 / workers, None),
             add_by_torch,
             moved_nbytes=workers * records.nbytes + added_nbytes,
         )

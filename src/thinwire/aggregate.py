@@ -95,13 +95,15 @@ class Payloads:
         for worker in range(self.workers):
             out += self.coefficients(worker) * weight
 
-    def count_to(self, out: Tensor) -> None:
-        """out += 1 for each worker whose coefficient is not zero; `out` is fp32 [numel]."""
+    def add_and_count(self, out: Tensor, counts: Tensor, *, weight: float) -> None:
+        """`add_to`, and counts += 1 for each worker whose coefficient is not zero."""
         if self.scales is None:
-            self.coder.count_to(out, self.payloads, round=self.round)
+            self.coder.add_and_count(out, counts, self.payloads, weight, self.round)
             return
         for worker in range(self.workers):
-            out += self.coefficients(worker) != 0
+            numbers = self.coefficients(worker)
+            out += numbers * weight
+            counts += numbers != 0
 
     def pieces(self, device: torch.device) -> Iterator[tuple[VectorPart, Payloads]]:
         """The payloads of each part of the vector in turn, on `device`."""
@@ -275,10 +277,9 @@ class MeanOverSenders(Aggregate):
     def combine(self, received: Payloads) -> Tensor:
         """The sum over the count, in rank order."""
         workers, total = received.workers, received.zeros()
-        # Divided by K before summing: a plain sum may leave the range of fp32.
-        received.add_to(total, weight=1.0 / workers)
         senders = torch.zeros_like(total)
-        received.count_to(senders)
+        # Divided by K before summing: a plain sum may leave the range of fp32.
+        received.add_and_count(total, senders, weight=1.0 / workers)
         total.mul_(senders.clamp_(min=1).reciprocal_().mul_(workers))
         return received.to_vector(total)
 

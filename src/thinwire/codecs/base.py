@@ -99,14 +99,17 @@ class BoundCodec(ABC):
             ExchangeError: a payload is not one of this codec.
         """
 
-    def count_to(self, out: Tensor, payloads: Sequence[Tensor], *, round: int = 0) -> None:
-        """out += 1 for each payload whose coefficient is not zero; `out` is fp32 [numel].
+    def add_and_count(
+        self, out: Tensor, counts: Tensor, payloads: Sequence[Tensor], weight: float, round: int
+    ) -> None:
+        """`add_to`, and counts += 1 for each payload whose coefficient is not zero.
 
         Raises:
             ExchangeError: a payload is not one of this codec.
         """
+        self.add_to(out, payloads, weight=weight, round=round)
         for payload in payloads:
-            out += self.coefficients(payload, round) != 0
+            counts += self.coefficients(payload, round) != 0
 
     def largest(self, payload: Tensor, round: int = 0) -> Tensor:
         """A bound on the magnitudes of the coefficients, fp32 []; inf or NaN if one is not finite.

@@ -169,22 +169,26 @@ class _RowsCodec(BoundCodec):
     def add_to(
         self, out: Tensor, payloads: Sequence[Tensor], *, weight: float, round: int = 0
     ) -> None:
-        self._add(out, payloads, weight, round)
+        self._add([out], payloads, weight, round)
 
-    def count_to(self, out: Tensor, payloads: Sequence[Tensor], *, round: int = 0) -> None:
-        self._add(out, payloads, None, round)
+    def add_and_count(
+        self, out: Tensor, counts: Tensor, payloads: Sequence[Tensor], weight: float, round: int
+    ) -> None:
+        self._add([out, counts], payloads, weight, round)
 
     def _add(
-        self, out: Tensor, payloads: Sequence[Tensor], weight: float | None, round: int
+        self, totals: list[Tensor], payloads: Sequence[Tensor], weight: float, round: int
     ) -> None:
-        rows, kernel = self._coefficient_rows(out), self._kernel(out.device)
+        kernel, rows = self._kernel(totals[0].device), list(map(self._coefficient_rows, totals))
         if kernel is not None:
-            kernel.add(rows, self._records(payloads), weight)
+            kernel.add(rows[0], self._records(payloads), weight, (*rows, None)[1])
         else:
             for numbers in self._read(payloads, round):
-                numbers.add_to(rows, weight=weight)
+                for total, factor in zip(rows, (weight, None), strict=False):
+                    numbers.add_to(total, weight=factor)
         if self._transform is None:
-            self._batch.put_rows(out, rows)
+            for total, its_rows in zip(totals, rows, strict=True):
+                self._batch.put_rows(total, its_rows)
 
     def largest(self, payload: Tensor, round: int = 0) -> Tensor:
         kernel, (records,) = self._kernel(payload.device), self._records([payload])

@@ -143,13 +143,16 @@ class CodecContract(ABC):
 
     @pytest.mark.parametrize("numel", [0, 1, 1009, 4097])
     def test_counts_the_numbers_that_are_not_zero(self, numel: int) -> None:
-        """`count_to`: how many payloads have each coefficient."""
+        """`add_and_count`: the sum of `add_to`, and how many payloads have each coefficient."""
         coder = self.bind(numel)
         some = (torch.arange(numel) % 3 == 0) * vector(numel)
         payloads = [coder.encode(x) for x in (vector(numel), torch.zeros(numel), -some)]
         counts = torch.ones(numel)
-        coder.count_to(counts, payloads)
-        coder.count_to(counts, [])
+        total, expected = vector(numel), vector(numel)
+        coder.add_and_count(total, counts, payloads, 1 / 3, 0)
+        coder.add_and_count(total, counts, [], 1 / 3, 0)
+        coder.add_to(expected, payloads, weight=1 / 3)
+        assert torch.equal(total, expected)
         moved = torch.stack([coder.coefficients(p) != 0 for p in payloads])
         assert torch.equal(counts, 1.0 + moved.sum(0))
 

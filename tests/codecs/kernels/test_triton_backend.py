@@ -127,8 +127,7 @@ def compile_all(name: str, capability: int) -> None:
     x, records = torch.zeros(2, CHUNK), torch.zeros(2, nbytes, dtype=torch.uint8)
     kernel.encode(x, records, x.clone(), 0.5)
     kernel.encode(x, records, None, 0.5)
-    kernel.add(x, [records, records], 0.5)
-    kernel.add(x, [records], None)
+    kernel.add(x, [records, records], 0.5, x.clone())
     if kernel.largest is not None:
         kernel.largest(records)
 

@@ -44,17 +44,17 @@ class RowKernel(NamedTuple):
             x = x - decode(out). The product is rounded before the sum; without a delta x stays as
             it is, whatever the decay. The caller sees that the sum is finite: a row that is not
             gets any bytes and any residual, but does not disturb other rows.
-        add: (out, records, weight): out += weight * decode(r) for one worker's records after the
-            other's, the product rounded first; without a weight out += 1 wherever a worker's
-            decoded number is not zero. `ExchangeError` if some bytes are no record; `out` is then
-            unusable.
+        add: (out, records, weight, counts): out += weight * decode(r) for one worker's records
+            after the other's, the product rounded first; and counts += 1 wherever a worker's
+            decoded number is not zero, unless it is None. `ExchangeError` if some bytes are no
+            record; `out` and `counts` are then unusable.
         largest: (records): a number that no |decoded number| exceeds, without decoding them: that
             of all levels of the records, infinite or NaN if any of them is; 0 for no rows.
             `ExchangeError` as above. None if the levels of a record can be read without decoding.
     """
 
     encode: Callable[[Tensor, Tensor, Tensor | None, float], None]
-    add: Callable[[Tensor, Sequence[Tensor], float | None], None]
+    add: Callable[[Tensor, Sequence[Tensor], float, Tensor | None], None]
     largest: Callable[[Tensor], Tensor] | None = None
 
 

@@ -88,13 +88,14 @@ def _kernel(
 
         _over_rows(len(records), some_rows)
 
-    def add(out: Tensor, records: Sequence[Tensor], weight: float | None) -> None:
-        numbers, counts = out.numpy(), weight is None
+    def add(out: Tensor, records: Sequence[Tensor], weight: float, counts: Tensor | None) -> None:
+        numbers, counted = out.numpy(), _NO_ROWS if counts is None else counts.numpy()
         addresses = np.array([r.data_ptr() for r in records], np.int64)
 
         def some_rows(first: int, last: int) -> int:
             starts = addresses + first * nbytes
-            return run_add(numbers[first:last], starts, nbytes, counts, _F(weight or 0), *to_add)
+            rows = slice(first, last)
+            return run_add(numbers[rows], counted[rows], starts, nbytes, _F(weight), *to_add)
 
         refuse(_over_rows(len(numbers), some_rows))
 
@@ -110,7 +111,7 @@ def _kernel(
     # Compiled now, and not in the middle of the first round.
     rows, records = torch.empty(0, CHUNK), torch.empty(0, nbytes, dtype=torch.uint8)
     encode(rows, records, None, 1.0)
-    add(rows, [records], 1.0)
+    add(rows, [records], 1.0, None)
     if run_largest is None:  # a few levels a row are read as fast by torch
         return RowKernel(encode, add)
     largest(records)

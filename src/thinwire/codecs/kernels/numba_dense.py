@@ -191,9 +191,9 @@ def encode(x, delta, decay, out, bits, grid, factor):
 
 
 @compiled
-def add(out, addresses, nbytes, counts, weight, bits):
-    """Add the records at `addresses`, or count their numbers; 0, for any bytes are a record."""
-    levels = np.zeros(16, np.float32)
+def add(out, counts, addresses, nbytes, weight, bits):
+    """Add (to rows of `counts` count) the records at `addresses`; 0, for any bytes are a record."""
+    levels, sent = np.zeros(16, np.float32), np.zeros(16, np.float32)
     head = 8 if bits == 8 else 2 << bits
     for row in range(len(out)):
         for address in addresses:
@@ -202,13 +202,17 @@ def add(out, addresses, nbytes, counts, weight, bits):
             if bits < 8:
                 for code in range(1 << bits):
                     level = get_bf16(record, 2 * code)
-                    levels[code] = _F(level != 0) if counts else level * weight
+                    levels[code], sent[code] = level * weight, _F(level != 0)
                 _add_levels(x, packed, levels, bits)
+                if len(counts):
+                    _add_levels(counts[row], packed, sent, bits)
                 continue
             origin, step = get_f32(record, 0), get_f32(record, 4)
             for i in range(_N):
-                value = _F(packed[i]) * step + origin
-                x[i] += _F(value != 0) if counts else value * weight
+                x[i] += (_F(packed[i]) * step + origin) * weight
+            if len(counts):
+                for i in range(_N):
+                    counts[row, i] += _F(_F(packed[i]) * step + origin != 0)
     return 0
 
 
@@ -254,19 +258,18 @@ def e3m0_encode(x, delta, decay, out):
 
 
 @compiled
-def e3m0_add(out, addresses, nbytes, counts, weight):
-    """Add the records at `addresses`, or count their numbers; 0, for any bytes are a record."""
+def e3m0_add(out, counts, addresses, nbytes, weight):
+    """As `add`."""
     half, levels = _N // 2, np.empty(16, np.float32)
     for row in range(len(out)):
         for address in addresses:
             record = records_at(address, len(out), nbytes)[row]
             scale, packed = get_bf16(record, 0), record[2 : 2 + half]
             low, high = out[row, :half], out[row, half:]
-            if counts:
+            if len(counts):
                 for code in range(16):
                     levels[code] = _F(_value(_I(code), scale) != 0)
-                _add_levels(out[row], packed, levels, 4)
-                continue
+                _add_levels(counts[row], packed, levels, 4)
             for j in range(half):
                 low[j] += _value(_I(packed[j] & 15), scale) * weight
             for j in range(half):

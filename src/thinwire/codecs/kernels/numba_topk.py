@@ -263,13 +263,12 @@ def encode(x, delta, decay, out, k, bits):
 
 
 @compiled
-def add(out, addresses, nbytes, counts, weight, k, bits):
-    """Add or count the numbers of the records at `addresses`, and return the worst defect."""
+def add(out, counts, addresses, nbytes, weight, k, bits):
+    """Add (to rows of `counts` count) the records at `addresses`; return the worst defect."""
     low_bits, high, low = _sizes(k)
-    places, levels = np.empty(8 * high + 1, np.int32), np.empty(4, np.float32)
+    places, levels = np.empty(8 * high + 1, np.int32), np.empty((2, 4), np.float32)
     worst, m, mask = 0, (bits * k + 7) // 8, (1 << bits) - 1
     for row in range(len(out)):
-        x = out[row]
         for address in addresses:
             record = records_at(address, len(out), nbytes)[row]
             wrong = _get_places(record, places, k, low_bits, high, low)
@@ -280,12 +279,14 @@ def add(out, addresses, nbytes, counts, weight, k, bits):
             for code in range(2 * bits):  # those of negative values come last
                 level = get_bf16(values, 2 * (code % bits))
                 signed = level if code < bits else -level
-                levels[code] = _F(level != 0) if counts else signed * weight
+                levels[0, code], levels[1, code] = signed * weight, _F(level != 0)
             codes = values[2 * bits :]
-            for plane in range(8 // bits):
-                for j in range(min(m, k - plane * m)):
-                    code = codes[j] >> (bits * plane) & mask
-                    x[places[plane * m + j]] += levels[code]
+            for what in range(2 if len(counts) else 1):
+                x, terms = (counts if what else out)[row], levels[what]
+                for plane in range(8 // bits):
+                    for j in range(min(m, k - plane * m)):
+                        code = codes[j] >> (bits * plane) & mask
+                        x[places[plane * m + j]] += terms[code]
     return worst
 
 

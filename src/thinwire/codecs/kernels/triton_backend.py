@@ -72,7 +72,7 @@ def _dense(run: Callable[..., None], nbytes: int, bits: int, value_of: Any) -> R
     def encode(x: Tensor, out: Tensor, delta: Tensor | None, decay: float) -> None:
         run(len(x), x, delta, decay, out)
 
-    def add(out: Tensor, records: Sequence[Tensor], weight: float | None) -> None:
+    def add(out: Tensor, records: Sequence[Tensor], weight: float, counts: Tensor | None) -> None:
         if not records:
             return
         # Where each worker's records begin, without waiting for the device: one kernel then reads
@@ -81,6 +81,8 @@ def _dense(run: Callable[..., None], nbytes: int, bits: int, value_of: Any) -> R
         begins = begins.to(out.device, non_blocking=True)
         constants = {"head": nbytes - 512 * bits, "bits": bits, "value_of": value_of}
         launch(dense.add, len(out), out, begins, len(records), weight, **constants)
+        if counts is not None:
+            launch(dense.add, len(out), counts, begins, len(records), None, **constants)
 
     return RowKernel(encode, add)
 
@@ -97,11 +99,13 @@ def _sparse(nbytes: int, k: int, bits: int) -> RowKernel:
         launch(topk.choose, len(x), x, delta, decay, places, kept, k=k)
         launch(topk.write, len(x), x, out, places, kept, bits=bits, **constants)
 
-    def add(out: Tensor, records: Sequence[Tensor], weight: float | None) -> None:
+    def add(out: Tensor, records: Sequence[Tensor], weight: float, counts: Tensor | None) -> None:
         """One kernel a worker, for the places that were sent; the host waits once, at the end."""
         wrong = torch.zeros(2, dtype=torch.int32, device=out.device)
         for record in records:
             launch(topk.add, len(out), out, record, wrong, weight, bits=bits, **constants)
+            if counts is not None:
+                launch(topk.add, len(out), counts, record, wrong, None, bits=bits, **constants)
         refuse(wrong)
 
     def largest(records: Tensor) -> Tensor:
