@@ -6,7 +6,6 @@ part while they are in a core's cache, so a round makes no copy of a fragment's 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -134,18 +133,26 @@ def spans(start: int, stop: int, step: int) -> list[VectorPart]:
     return [VectorPart([(a, min(stop, a + step))]) for a in range(start, stop, step)]
 
 
-class LazyVector(ABC):
+class LazyVector:
     """A vector of fp32 that is computed when it is read.
 
     Args:
         numel: of the vector.
         device: on which it is computed.
+        compute: does what `read` does; a subclass may override `read` instead.
+        is_finite: does what `is_finite` does, if there is a faster way.
     """
 
-    def __init__(self, numel: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        numel: int,
+        device: torch.device,
+        compute: Callable[[VectorPart, Tensor | None], Tensor] | None = None,
+        is_finite: Callable[[], bool] | None = None,
+    ) -> None:
         self.numel, self.device = numel, device
+        self._compute, self._is_finite = compute, is_finite
 
-    @abstractmethod
     def read(self, part: VectorPart, out: Tensor | None = None) -> Tensor:
         """The numbers of `part`, fp32 [part.numel]; writable, and valid until the next `read`.
 
@@ -153,9 +160,13 @@ class LazyVector(ABC):
             part: of the vector.
             out: fp32 [part.numel] to write them to; by default memory of the vector.
         """
+        assert self._compute is not None
+        return self._compute(part, out)
 
     def is_finite(self) -> bool:
         """True if all numbers are finite; by default they are computed."""
+        if self._is_finite is not None:
+            return self._is_finite()
         step = block_numel(self.device)
         totals = [self.read(part).sum() for part in spans(0, self.numel, step)]
         if not totals or bool(torch.isfinite(torch.stack(totals)).all()):
@@ -168,7 +179,7 @@ class LazyVector(ABC):
         """The places from `start` to before `stop`, as a vector."""
         if (start, stop) == (0, self.numel):
             return self
-        return ComputedVector(
+        return LazyVector(
             stop - start, self.device, lambda part, out: self.read(part.shifted(start), out)
         )
 
@@ -178,35 +189,6 @@ class LazyVector(ABC):
         for part in spans(0, self.numel, block_numel(self.device)):
             self.read(part, part.read(out))
         return out
-
-
-class ComputedVector(LazyVector):
-    """A vector that a function computes.
-
-    Args:
-        numel: of the vector.
-        device: on which it is computed.
-        compute: does what `read` does.
-        is_finite: does what `is_finite` does, if there is a faster way.
-    """
-
-    def __init__(
-        self,
-        numel: int,
-        device: torch.device,
-        compute: Callable[[VectorPart, Tensor | None], Tensor],
-        is_finite: Callable[[], bool] | None = None,
-    ) -> None:
-        super().__init__(numel, device)
-        self._compute, self._is_finite = compute, is_finite or super().is_finite
-
-    def read(self, part: VectorPart, out: Tensor | None = None) -> Tensor:
-        """What the function returns."""
-        return self._compute(part, out)
-
-    def is_finite(self) -> bool:
-        """True if all numbers are finite."""
-        return self._is_finite()
 
 
 Blocks: TypeAlias = Iterator[tuple[VectorPart, Tensor]]

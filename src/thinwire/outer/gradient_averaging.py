@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.blocks import (
-    ComputedVector,
     LazyVector,
     StreamedVector,
     block_numel,
@@ -118,7 +117,7 @@ class _GradientState(OuterState):
             yield vector
             return
         scale = (self._clip_norm / (_norm(found.values()) + 1e-6)).clamp(max=1.0)
-        yield ComputedVector(
+        yield LazyVector(
             vector.numel, vector.device, lambda part, out: vector.read(part, out).mul_(scale)
         )
 

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from thinwire.blocks import (
-    ComputedVector,
     DenseVector,
     LazyVector,
     StreamedVector,
@@ -372,7 +371,7 @@ def _movement(weights: OpenWeights, anchor: Tensor, *, is_rounded: bool) -> Lazy
         return weights.subtract_from(part, weights.as_written(part, at) if is_rounded else at, out)
 
     # The anchor is finite: nothing else is let into it.
-    return ComputedVector(weights.numel, weights.device, compute, weights.is_finite)
+    return LazyVector(weights.numel, weights.device, compute, weights.is_finite)
 
 
 def _unrounded(weights: OpenWeights, anchor: Tensor) -> LazyVector:
@@ -384,7 +383,7 @@ def _unrounded(weights: OpenWeights, anchor: Tensor) -> LazyVector:
         written = weights.as_written(part, there)
         return values if written is there else values.add_(there - written)
 
-    return ComputedVector(weights.numel, weights.device, compute)
+    return LazyVector(weights.numel, weights.device, compute)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
