@@ -11,7 +11,6 @@ from thinwire.storage import (
     BufferPool,
     HostCopy,
     Ledger,
-    OnHost,
     StatePlacement,
     StoredTensor,
     choose_storage,
@@ -35,7 +34,7 @@ def test_on_the_device_only_the_device_is_counted() -> None:
 
 
 def test_on_the_host_only_what_is_fetched_takes_the_device() -> None:
-    storage = OnHost(CPU)
+    storage = StatePlacement(CPU, on_host=True)
     kept = [storage.zeros(8) for _ in range(3)]
     ledger = storage.ledger
     assert (ledger.device_bytes, ledger.host_bytes) == (0, 3 * N_BYTES)
@@ -55,9 +54,9 @@ def test_on_the_host_only_what_is_fetched_takes_the_device() -> None:
     assert ledger.peak_host_bytes == 3 * N_BYTES
 
 
-@pytest.mark.parametrize("place", [StatePlacement, OnHost])
-def test_what_is_dropped_counts_no_longer(place) -> None:
-    storage = place(CPU)
+@pytest.mark.parametrize("on_host", [False, True])
+def test_what_is_dropped_counts_no_longer(on_host: bool) -> None:
+    storage = StatePlacement(CPU, on_host=on_host)
     for _ in range(5):
         kept = storage.zeros(8)
         kept.fetch()
@@ -75,7 +74,7 @@ def test_places_may_share_a_ledger() -> None:
 
 
 def test_threads_may_fetch_while_others_keep() -> None:
-    storage = OnHost(CPU)
+    storage = StatePlacement(CPU, on_host=True)
     held = [storage.zeros(8) for _ in range(50)]
     errors: list[BaseException] = []
 

@@ -14,52 +14,11 @@ from torch import Tensor
 from thinwire.errors import check
 
 
-class StoredTensor:
-    """A tensor that is stored on the worker's device, or elsewhere, and fetched for use.
-
-    `fetch`, change it in place or not, then `store` the value to keep, or `release` it unchanged.
-
-    Args:
-        value: as it is stored.
-        ledger: counts its bytes.
-    """
-
-    def __init__(self, value: Tensor, ledger: Ledger) -> None:
-        self._value, self._ledger = value, ledger
-        ledger.count(self)
-
-    def prefetch(self) -> None:
-        """Begin to bring it, so that `fetch` need not wait."""
-
-    def fetch(self) -> Tensor:
-        """The tensor on the worker's device."""
-        return self._value
-
-    def store(self, value: Tensor) -> None:
-        """Keep `value`; the fetched tensor must not be used afterwards."""
-        self._value = value
-
-    def release(self) -> None:
-        """Free the fetched tensor, which was not changed."""
-
-    def stored(self) -> Tensor:
-        """The tensor where it is stored, to be read only; valid until the next `store`."""
-        return self._value
-
-    @property
-    def device_bytes(self) -> int:
-        """Bytes that it takes on the worker's device now."""
-        return self._value.nbytes
-
-    host_bytes: int = 0
-    """Bytes that it takes in the host's memory now."""
-
-
 class Ledger:
     """Bytes of outer state on the device and in the host's memory, now and at most.
 
     >>> ledger = Ledger()
-    >>> kept = OnHost(torch.device("cpu"), ledger).keep(torch.ones(2))
+    >>> kept = StatePlacement(torch.device("cpu"), ledger, on_host=True).keep(torch.ones(2))
     >>> kept.fetch(), ledger.device_bytes, ledger.host_bytes
     (tensor([1., 1.]), 8, 8)
     >>> kept.release()
@@ -93,52 +52,33 @@ class Ledger:
         return sum(kept.host_bytes for kept in self._kept)
 
 
-class StatePlacement:
-    """Makes the stored tensors of a worker, which stay on its device.
+class StoredTensor:
+    """A tensor that is stored on the worker's device or in the host's memory, and fetched for use.
+
+    `fetch`, change it in place or not, then `store` the value to keep, or `release` it unchanged.
+    Copies from the host to a GPU run on another stream, beside the training.
 
     Args:
-        device: the worker's.
-        ledger: counts the bytes; by default a new one.
-
-    Attributes:
-        buffers: for messages.
-        home: the device on which tensors are stored.
-
-    >>> StatePlacement(torch.device("cpu")).keep(torch.ones(2)).fetch()
-    tensor([1., 1.])
+        value: as it is stored.
+        storage: where.
     """
 
-    def __init__(self, device: torch.device, ledger: Ledger | None = None) -> None:
-        self.device, self.home = device, device
-        self.ledger = Ledger() if ledger is None else ledger
-        self.buffers = BufferPool()
-
-    def keep(self, value: Tensor) -> StoredTensor:
-        """Keep `value`, which the caller must not use afterwards; moves it to `home`."""
-        return StoredTensor(value.to(self.device), self.ledger)
-
-    def zeros(self, numel: int) -> StoredTensor:
-        """Keep `numel` zeros of fp32."""
-        return self.keep(torch.zeros(numel, device=self.home))
-
-    def put_away(self) -> None:
-        """Release what was prefetched and not fetched; on the device nothing is prefetched."""
-
-
-class _OnHostTensor(StoredTensor):
-    """Copies to the device run on another stream, beside the training."""
-
-    def __init__(self, value: Tensor, storage: OnHost) -> None:
+    def __init__(self, value: Tensor, storage: StatePlacement) -> None:
         self._storage = storage
         self._fetched: Tensor | None = None
         self._arrived: torch.Event | None = None
-        # Pinned memory is what a GPU can copy from by itself.
-        pinned = storage.device.type == "cuda"
-        host = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=pinned)
-        super().__init__(host.copy_(value), storage.ledger)
+        if storage.on_host:
+            # Pinned memory is what a GPU can copy from by itself.
+            pinned = storage.device.type == "cuda"
+            host = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=pinned)
+            self._value = host.copy_(value)
+        else:
+            self._value = value.to(storage.device)
+        storage.ledger.count(self)
 
     def prefetch(self) -> None:
-        if self._fetched is None:
+        """Begin to bring it, so that `fetch` need not wait."""
+        if self._storage.on_host and self._fetched is None:
             self._copy_to_device()
             self._storage.prefetched.add(self)
 
@@ -151,9 +91,12 @@ class _OnHostTensor(StoredTensor):
             with torch.cuda.stream(stream):
                 self._fetched = self._value.to(self._storage.device, non_blocking=True)
                 self._arrived = stream.record_event()
-        self._ledger.count(self)
+        self._storage.ledger.count(self)
 
     def fetch(self) -> Tensor:
+        """The tensor on the worker's device."""
+        if not self._storage.on_host:
+            return self._value
         if self._fetched is None:
             self._copy_to_device()
         self._storage.prefetched.discard(self)
@@ -167,38 +110,63 @@ class _OnHostTensor(StoredTensor):
         return self._fetched
 
     def store(self, value: Tensor) -> None:
-        # Blocks until it has arrived: the next step may overwrite `value`.
-        self._value.copy_(value)
-        self.release()
+        """Keep `value`; the fetched tensor must not be used afterwards."""
+        if self._storage.on_host:
+            # Blocks until it has arrived: the next step may overwrite `value`.
+            self._value.copy_(value)
+            self.release()
+        else:
+            self._value = value
 
     def release(self) -> None:
+        """Free the fetched tensor, which was not changed."""
         self._fetched = self._arrived = None
         self._storage.prefetched.discard(self)
 
+    def stored(self) -> Tensor:
+        """The tensor where it is stored, to be read only; valid until the next `store`."""
+        return self._value
+
     @property
     def device_bytes(self) -> int:
-        return 0 if self._fetched is None else self._value.nbytes
+        """Bytes that it takes on the worker's device now."""
+        is_there = not self._storage.on_host or self._fetched is not None
+        return self._value.nbytes if is_there else 0
 
     @property
     def host_bytes(self) -> int:
-        return self._value.nbytes
+        """Bytes that it takes in the host's memory now."""
+        return self._value.nbytes if self._storage.on_host else 0
 
 
-class OnHost(StatePlacement):
-    """State is stored in the host's memory, and on the device only while it is used.
+class StatePlacement:
+    """Makes the stored tensors of a worker.
 
-    A worker on a CPU gets real copies, too: it counts the bytes that a GPU would hold.
+    A worker on a CPU gets real copies, too, if they are in the host's memory: it counts the bytes
+    that a GPU would hold.
 
-    >>> host = OnHost(torch.device("cpu"))
+    Args:
+        device: the worker's.
+        ledger: counts the bytes; by default a new one.
+        on_host: tensors are in the host's memory, and on the device only while they are used.
+
+    Attributes:
+        buffers: for messages.
+        prefetched: copies that nobody has fetched yet.
+
+    >>> host = StatePlacement(torch.device("cpu"), on_host=True)
     >>> kept = host.keep(torch.ones(2))
     >>> kept.store(kept.fetch().mul_(3))
     >>> kept.stored(), host.ledger.device_bytes, host.ledger.host_bytes
     (tensor([3., 3.]), 0, 8)
     """
 
-    def __init__(self, device: torch.device, ledger: Ledger | None = None) -> None:
-        super().__init__(device, ledger)
-        self.home = torch.device("cpu")
+    def __init__(
+        self, device: torch.device, ledger: Ledger | None = None, *, on_host: bool = False
+    ) -> None:
+        self.device, self.on_host = device, on_host
+        self.ledger = Ledger() if ledger is None else ledger
+        self.buffers = BufferPool()
         self.prefetched: set[StoredTensor] = set()
 
     @cached_property
@@ -207,11 +175,15 @@ class OnHost(StatePlacement):
         return torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
     def keep(self, value: Tensor) -> StoredTensor:
-        """Move `value` into the host's memory, pinned where the device is a GPU."""
-        return _OnHostTensor(value, self)
+        """Keep `value`, which the caller must not use afterwards."""
+        return StoredTensor(value, self)
+
+    def zeros(self, numel: int) -> StoredTensor:
+        """Keep `numel` zeros of fp32."""
+        return self.keep(torch.zeros(numel, device="cpu" if self.on_host else self.device))
 
     def put_away(self) -> None:
-        """Release everything prefetched."""
+        """Release everything that was prefetched and not fetched."""
         for kept in tuple(self.prefetched):
             kept.release()
 
@@ -226,7 +198,7 @@ def choose_storage(
     """
     wanted = device if rest is None else torch.device(rest)
     if rest is not None and wanted.type == "cpu":
-        return OnHost(device, ledger)
+        return StatePlacement(device, ledger, on_host=True)
     # "cuda" without an index means the worker's own device.
     check(
         wanted.type == device.type and wanted.index in (None, device.index),
