@@ -16,9 +16,8 @@ from thinwire.errors import MismatchError
 _WEIGHTS = "initial weights"
 _FROZEN = "frozen weights"
 _CONSEQUENCES = (_WEIGHTS, _FROZEN, "wire order", "fragment sizes")
-# Column sums are hashed block by block, so that rows in another order are found. Up to `_FEW`
-# numbers are hashed themselves, which takes as long as the sums and their hash.
-_BLOCK, _FEW = 1 << 20, 1 << 14
+# Column sums are hashed block by block, so that rows in another order are found.
+_BLOCK = 1 << 20
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
@@ -42,9 +41,9 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 def weights_digest(tensors: Mapping[str, Tensor]) -> str:
     """A digest of weights at the speed of memory, where `digest` hashes all bytes.
 
-    SHA-256 of names, shapes and the column sums of every 2^20 numbers, in the order of the names; a
-    few numbers are hashed themselves. It detects no adversary. fp16 and bf16 are converted to fp32,
-    since workers may hold frozen weights in either; other numbers count as their bytes.
+    SHA-256 of names, shapes and the column sums of every 2^20 numbers, in the order of the names.
+    It detects no adversary. fp16 and bf16 are converted to fp32, since workers may hold frozen
+    weights in either; other numbers count as their bytes.
 
     Args:
         tensors: by name, of any dtype and on any device.
@@ -58,13 +57,8 @@ def weights_digest(tensors: Mapping[str, Tensor]) -> str:
         total.update(f"{name}{tuple(values.shape)}".encode())
         is_short = values.is_floating_point() and values.itemsize < torch.float32.itemsize
         for block in values.reshape(-1).split(_BLOCK):
-            block = block.float() if is_short else block
-            total.update(anchor_digest(block) if len(block) > _FEW else _bytes(block))
+            total.update(anchor_digest(block.float() if is_short else block))
     return total.hexdigest()
-
-
-def _bytes(flat: Tensor) -> bytes:
-    return flat.cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def _as_real(values: Tensor) -> Tensor:
