@@ -124,11 +124,8 @@ def test_loading_a_state_forgets_what_was_gathered_and_counts_on() -> None:
 def test_an_anchor_that_is_not_finite_is_no_part_of_a_mean(bad: float) -> None:
     team = Team(method(), adamw, 3).train(2)
     next(iter(own_anchor(team.loops[1]).values()))[0, 0] = bad
-    for loop in team.loops:
-        loop.evaluating()
-    for loop in team.loops:
-        with pytest.raises(tw.NonFiniteError, match=r"average the outer parameters.*worker 1"):
-            loop.consensus()
+    with pytest.raises(tw.NonFiniteError):
+        team.loops[1].evaluating()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

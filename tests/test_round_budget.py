@@ -10,9 +10,9 @@ import torch
 import thinwire as tw
 
 # Upper bounds, to be lowered whenever the round gets simpler.
-FILES = 19
-CLASSES = 34
-CALLS = 328
+FILES = 18
+CLASSES = 28
+CALLS = 308
 
 ROOT = str(Path(tw.__file__).parent) + "/"
 

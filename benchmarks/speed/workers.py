@@ -221,6 +221,3 @@ class _ReplayedRound(Round[T]):
         for answer in self._answers:
             self._running.answer(answer)
         return self._running.wait()
-
-    def arrived_s(self) -> float | None:
-        return 0.0

@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from traceback import walk_stack
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any, cast
 
 import torch
 
-from thinwire.errors import CheckpointError, ConfigurationError, check
+from thinwire.errors import CheckpointError, check
 
 _KEY = "thinwire"
 _HOOKED_STEP = "Optimizer.profile_hook_step.<locals>.wrapper"
@@ -50,20 +50,16 @@ def is_nested_step(optimizer: torch.optim.Optimizer) -> bool:
     for frame, _ in walk_stack(inspect.currentframe()):
         if frame.f_code.co_qualname == _HOOKED_STEP:
             # The innermost is the one whose hooks run.
-            if found and _stepped(frame) is optimizer:
+            check(
+                not found or "self" in frame.f_locals,
+                "tell whether this step of the optimizer is part of another one",
+                because="a step() calls another step() here, and torch.compile hides whose",
+                do="compile the model, and leave optimizer.step() as it is",
+            )
+            if found and frame.f_locals["self"] is optimizer:
                 return True
             found = True
     return False
-
-
-def _stepped(frame: FrameType) -> object:
-    if "self" not in frame.f_locals:
-        raise ConfigurationError(
-            "tell whether this step of the optimizer is part of another one",
-            because="a step() calls another step() here, and torch.compile hides whose",
-            do="compile the model, and leave optimizer.step() as it is",
-        )
-    return frame.f_locals["self"]
 
 
 class OptimizerHooks:

@@ -8,8 +8,7 @@ shard this rank holds: elementwise outer optimizers do not need the rest.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any, cast
@@ -65,7 +64,7 @@ class LiveWeights:
             share memory, an optimizer steps another one, or DeepSpeed has wrapped either.
 
     >>> live = LiveWeights(nn.Linear(2, 1), [])
-    >>> live.numel(["weight", "bias"]), live.read(["bias"]).dtype
+    >>> live.read(["weight", "bias"]).numel(), live.read(["bias"]).dtype
     (3, torch.float32)
     """
 
@@ -113,10 +112,6 @@ class LiveWeights:
         """The parameters that are not trained, as this rank holds them."""
         frozen = {n: p for n, p in self.model.named_parameters() if not p.requires_grad}
         return {name: local_shard(parameter) for name, parameter in frozen.items()}
-
-    def numel(self, names: Iterable[str]) -> int:
-        """Elements in the flat vector of `names`."""
-        return sum(local_shard(self.parameters[name]).numel() for name in names)
 
     def read(self, names: Sequence[str]) -> Tensor:
         """The local weights of `names`, as a new fp32 vector."""
@@ -172,22 +167,15 @@ class LiveWeights:
             if isinstance(value, Tensor)
         ]
 
-    @contextmanager
-    def naming_what_is_not_finite(
-        self, names: Sequence[str], delta: LazyVector, *, when: str
-    ) -> Generator[None]:
-        """Have a `NonFiniteError` of the block name the first parameter whose `delta` is not."""
-        try:
-            yield
-        except NonFiniteError:
-            for name, values in self.unflatten(names, delta.whole()).items():
-                if not bool(torch.isfinite(values).all()):
-                    raise NonFiniteError(
-                        f"send the pseudo-gradient of parameter {name!r} at {when}",
-                        because="it holds NaN or an infinity, which would reach every worker",
-                        do="lower the inner learning rate or clip gradients",
-                    ) from None
-            raise
+    def check_finite(self, names: Sequence[str], delta: LazyVector, *, when: str) -> None:
+        """Raise `NonFiniteError` that names the first parameter whose `delta` is not finite."""
+        for name, values in self.unflatten(names, delta.whole()).items():
+            if not bool(torch.isfinite(values).all()):
+                raise NonFiniteError(
+                    f"send the pseudo-gradient of parameter {name!r} at {when}",
+                    because="it holds NaN or an infinity, which would reach every worker",
+                    do="lower the inner learning rate or clip gradients",
+                ) from None
 
     def check_unchanged(self) -> None:
         """Raise `ConfigurationError` if others are trainable or stepped than at construction."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from thinwire.aggregate import MeanOverWorkers
 from thinwire.blocks import DenseVector
 from thinwire.codecs import Identity
-from thinwire.errors import CheckpointError, MismatchError, NonFiniteError, ThinwireError, check
+from thinwire.errors import CheckpointError, MismatchError, ThinwireError, check
 from thinwire.exchange import Automatic, RoundResult
 from thinwire.feedback import NoFeedback
 from thinwire.fragment_state import FragmentBuilder, FragmentState, PendingRound
@@ -151,8 +151,6 @@ class LoopState:
             aggregate=MeanOverWorkers(),
             # They may have come together.
             warns_of_same_work=False,
-            # All wait for it: a worker that refused alone would leave the others waiting.
-            refuses_own=False,
         )
         exchange = Automatic().bind(context)
         tag = RoundTag(what=f"the outer parameters of {fragment.fragment.name}", round=self.version)
@@ -169,20 +167,12 @@ class LoopState:
 
         Raises:
             ExchangeError: a peer died or stayed silent.
-            NonFiniteError: the outer parameters of a worker are not finite.
         """
         if not self._has_own_anchors:
             return self.own()
         self.begin_consensus()
         if self._under_way:
-            results = [exchange.wait() for exchange in self._under_way]
-            for left_out in (result.left_out for result in results if result.left_out):
-                rank, why = min(left_out.items())
-                raise NonFiniteError(
-                    "average the outer parameters of all workers",
-                    because=f"those of worker {rank} cannot be used: {why}",
-                    do="resume from the last checkpoint with a lower inner learning rate",
-                )
+            results = [self._transport.wait(exchange) for exchange in self._under_way]
             self._means, self._under_way = [result.mean.whole() for result in results], []
         return self._by_name(self._means)
 

@@ -14,7 +14,13 @@ from torch import Tensor, nn
 
 from thinwire.address import connect as connect_to
 from thinwire.codecs.kernels import kernel_backend
-from thinwire.errors import CheckpointError, ConfigurationError, RoundDiscarded, check
+from thinwire.errors import (
+    CheckpointError,
+    ConfigurationError,
+    NonFiniteError,
+    RoundDiscarded,
+    check,
+)
 from thinwire.following import OptimizerHooks
 from thinwire.fragment_state import FragmentBuilder, FragmentState, PendingRound
 from thinwire.handshake import (
@@ -205,14 +211,14 @@ class OuterLoop:
             membership = transport if isinstance(transport, Membership) else FixedMembership()
         self._membership = membership
         self.transport, self.is_elastic = transport, not membership.is_fixed
-        metered = Metered(transport)
-        self._transport: Transport = metered
-        self._counters = metered.counters
+        self._meter = Metered(transport)
+        self._transport: Transport = self._meter
+        self._counters = self._meter.counters
         if self.is_elastic:
             method.check_elastic(is_divided=ddp_group is not None)
         self._parts = 1
         if ddp_group is not None:
-            self._transport = divided = ReplicatedRanks(metered, ddp_group)
+            self._transport = divided = ReplicatedRanks(self._meter, ddp_group)
             self._parts = divided.parts
         self._storage = choose_storage(outer_device, self._live.device)
         builder = FragmentBuilder(
@@ -320,7 +326,7 @@ class OuterLoop:
         if phase is Phase.LAST:
             self._send_left_over()
             return
-        due = [f for f in self._state.fragments if self._is_due(f, self._state.step)]
+        due = self._due_at(self._state.step)
         self._send_all(due)
         self._note_peak(due)
 
@@ -361,11 +367,14 @@ class OuterLoop:
             joins = self._plan is not None and self._plan.joins
             # A round that is discarded puts back what it took out of feedback.
             before = None if self._membership.is_fixed else fragment.exchange.feedback()
-            names, sent = fragment.fragment.names, None if joins else delta
-            with self._live.naming_what_is_not_finite(names, delta, when=f"inner step {step}"):
+            sent = None if joins else delta
+            try:
                 fragment.send(
                     sent, step=step, due_step=due_step, anchor=anchor, feedback_before=before
                 )
+            except NonFiniteError:  # of a codec, which knows no parameters
+                self._live.check_finite(fragment.fragment.names, delta, when=f"inner step {step}")
+                raise
             if not joins:
                 fragment.outer.on_sent(delta)
 
@@ -379,7 +388,7 @@ class OuterLoop:
     def _apply(self, fragment: FragmentState, pending: PendingRound) -> None:
         try:
             with torch.no_grad():
-                result = pending.exchange.wait()
+                result = self._meter.wait(pending.exchange)
         except RoundDiscarded as discarded:
             _LOG.info("%s", discarded)
             with self._state.lock:
@@ -400,8 +409,12 @@ class OuterLoop:
             self._membership.log_round(record)
             self.report()
 
-    def _is_due(self, fragment: FragmentState, step: int) -> bool:
-        return fragment.fragment.is_due(step=step, sync_every=self.method.sync_every)
+    def _due_at(self, step: int) -> list[FragmentState]:
+        return [
+            each
+            for each in self._state.fragments
+            if each.fragment.is_due(step=step, sync_every=self.method.sync_every)
+        ]
 
     def _note_peak(self, fragments: Sequence[FragmentState]) -> None:
         sizes = [fragment.exchange.sizes for fragment in fragments]
@@ -412,11 +425,10 @@ class OuterLoop:
     def _prefetch(self) -> None:
         """Begin to load what the next step needs first, of one fragment: memory is scarce."""
         step = self._state.step + 1
-        for fragment in self._state.fragments:
-            if self._is_due(fragment, step):
-                fragment.outer.prefetch(for_step=False)
-                fragment.exchange.prefetch()
-                return
+        if due := self._due_at(step):
+            due[0].outer.prefetch(for_step=False)
+            due[0].exchange.prefetch()
+            return
         for fragment in self._state.fragments:
             if any(pending.due_step <= step for pending in fragment.pending):
                 fragment.outer.prefetch(for_step=True)
@@ -597,7 +609,7 @@ class OuterLoop:
 
         Raises:
             ExchangeError: a peer died, or did not call this.
-            NonFiniteError: the outer parameters of a worker are not finite.
+            NonFiniteError: the outer parameters of this worker are not finite.
         """
         return self._state.as_state_dict(self._state.consensus())
 
@@ -765,12 +777,12 @@ class OuterLoop:
         self._membership.leave()
 
     def _check_open(self) -> None:
-        check(
-            not self._is_closed,
-            "use a closed outer loop",
-            because="closing it gave the optimizers back, and ended the exchanges",
-            do="build a new OuterLoop, and load the state with load_state_dict()",
-        )
+        if self._is_closed:
+            raise ConfigurationError(
+                "use a closed outer loop",
+                because="closing it gave the optimizers back, and ended the exchanges",
+                do="build a new OuterLoop, and load the state with load_state_dict()",
+            )
 
 
 class _Evaluation(AbstractContextManager[None]):

@@ -44,9 +44,6 @@ class Done(Round[RoundResult]):
     def wait(self) -> RoundResult:
         return self.result
 
-    def arrived_s(self) -> None:
-        return None
-
 
 @pytest.mark.parametrize(
     ("mine", "other", "counts"),

@@ -112,9 +112,11 @@ class AsyncWorker:
         self._start.release()
         tag = RoundTag(what="the whole model", round=given.round, anchor=given.anchor)
         self._feedback_before = self._exchange.feedback()
-        with self._live.naming_what_is_not_finite(names, delta, when=f"exchange {given.round}"):
-            messages = self._exchange.encode(delta, tag)
-        (message,) = messages.values()
+        try:
+            (message,) = self._exchange.encode(delta, tag).values()
+        except NonFiniteError:
+            self._live.check_finite(names, delta, when=f"exchange {given.round}")
+            raise
         self.assignment = None
         return message
 

@@ -194,7 +194,3 @@ class AgreedRound(Round[T]):
                 do="nothing: the next round sends it again",
             )
         return result
-
-    def arrived_s(self) -> float | None:
-        """When everything had arrived at this rank."""
-        return self._inner.arrived_s()

@@ -57,8 +57,6 @@ class ExchangeContext:
             bytes. Otherwise a bad message is an error.
         has_own_anchors: the anchors differ between workers, so messages have no digest of them.
         warns_of_same_work: warn if all workers send the same in the first round.
-        refuses_own: raise if this worker's pseudo-gradient is not finite. Otherwise it is sent, and
-            all workers reject it.
     """
 
     codec: Codec
@@ -72,7 +70,6 @@ class ExchangeContext:
     drops_bad_messages: bool = False
     has_own_anchors: bool = False
     warns_of_same_work: bool = True
-    refuses_own: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -347,19 +344,17 @@ class ExchangeState:
 
     def encode(self, delta: LazyVector, tag: RoundTag) -> dict[str, Tensor]:
         """Encode `delta` ([numel], finite) into messages, by name; feedback keeps the error."""
-        storage, refuses = self._context.storage, self._context.refuses_own
-        messages = [blank_message(codec.nbytes, storage) for codec in self._codecs]
+        messages = [blank_message(codec.nbytes, self._context.storage) for codec in self._codecs]
         bodies = [message[HEADER_NBYTES:] for message in messages]
         # Before the feedback of any shard has changed; that of a single one looks itself.
-        if self._owner and refuses and self._device.type == "cpu" and not delta.is_finite():
+        if self._owner and self._device.type == "cpu" and not delta.is_finite():
             refuse_vector()
         parts = zip(bodies, self._places, self._codecs, self._feedback, strict=True)
         totals = [
             feedback.encode_to(body, delta.piece(at.start, at.stop), codec, round=tag.round)
             for body, at, codec, feedback in parts
         ]
-        total = torch.stack(totals).sum() if refuses else None
-        found = checksums([] if self._alone else bodies, total)
+        found = checksums([] if self._alone else bodies, torch.stack(totals).sum())
         if self._alone:
             return {self._names[0]: bodies[0]}
         return self._sealed(messages, tag, Kind.SHARD if self._owner else Kind.WHOLE, found)
@@ -461,7 +456,7 @@ class ExchangeState:
             check_round_counts(rejected, kind, what=tag, workers=context.workers)
         # This worker's own message was checked before it was sent. Where bad messages are left out,
         # each worker checks its own as the others do.
-        checked = rank if context.refuses_own and not drops and messages[rank] is own else None
+        checked = rank if not drops and messages[rank] is own else None
 
         def bodies() -> dict[int, Tensor]:
             return {
@@ -494,9 +489,20 @@ class ExchangeState:
         return Payloads(coder=self._codecs[shard], payloads=bodies, round=tag.round)
 
     def _warn(self) -> None:
+        # In the thread of the caller. Where warnings are errors, a transport's own thread may take
+        # one for a fault of the link.
         if self._is_same:
             self._is_same = False
-            warn_of_same_work()
+            warnings.warn(
+                "all workers sent exactly the same in the first round; because they train on the "
+                "same data, or something averages their gradients already (DDP or FSDP around "
+                "them, a trainer that takes torchrun's processes for its own, an optimizer that "
+                "reduces over the default group), so the exchange adds nothing and the run goes "
+                "on as one worker's; do: pass each worker its own share of the data (outer.share "
+                "numbers it), and let each train without a process group that joins workers",
+                SameWorkWarning,
+                stacklevel=1,  # one place: Python shows it once, however many fragments find it
+            )
 
     @torch.no_grad()
     def _result(self, mean: Tensor, owner: _OwnerFeedback, tag: RoundTag, before: object) -> Tensor:
@@ -632,8 +638,7 @@ class ExchangeState:
 def _once(arrived: _Arrived, key: object, make: Callable[[], RoundResult]) -> RoundResult:
     """Return the result of `make`; one worker computes it for its whole process if that pays."""
     answer = arrived.answer
-    # For two workers it is faster to decode both payloads than to share a dense vector.
-    if not isinstance(answer, SharedAnswer) or len(answer) < 2:
+    if not isinstance(answer, SharedAnswer):
         return make()
     with answer.lock:
         if key not in answer.made:
@@ -696,20 +701,3 @@ def is_same_work(payloads: Payloads) -> bool:
     first, *others = (payload.cpu() for payload in payloads.payloads)
     is_same = all(torch.equal(first, other) for other in others)
     return is_same and bool(payloads.coefficients(0).any())
-
-
-def warn_of_same_work() -> None:
-    """Warn, in the thread of the caller.
-
-    Where warnings are errors, a transport's own thread may take one for a fault of the link.
-    """
-    warnings.warn(
-        "all workers sent exactly the same in the first round; because they train on the same "
-        "data, or something averages their gradients already (DDP or FSDP around them, a "
-        "trainer that takes torchrun's processes for its own, an optimizer that reduces over "
-        "the default group), so the exchange adds nothing and the run goes on as one worker's; "
-        "do: pass each worker its own share of the data (outer.share numbers it), and let each "
-        "train without a process group that joins workers",
-        SameWorkWarning,
-        stacklevel=1,  # one place: Python shows it once, however many fragments find the same
-    )

@@ -13,7 +13,6 @@ A transport runs it. Counting, sealing and faults wrap the generator; no transpo
 from __future__ import annotations
 
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
@@ -186,13 +185,6 @@ class Round(ABC, Generic[T_co]):
             RoundDiscarded: the round counts on no worker; the run continues.
         """
 
-    @abstractmethod
-    def arrived_s(self) -> float | None:
-        """Time at which everything had arrived, in seconds of `time.perf_counter()`.
-
-        None before that; known once `wait` has returned.
-        """
-
 
 class RunningExchange(Round[T]):
     """An exchange and the post whose answer it waits for; `Transport.run` returns it.
@@ -204,7 +196,6 @@ class RunningExchange(Round[T]):
         post: next to carry; None once the exchange has ended.
         arrive: called by `wait` first; returns once the exchange has ended or has an error.
         error: the error that stopped the exchange.
-        ended_s: time at which everything had arrived, in seconds of `time.perf_counter()`.
 
     >>> import torch
     >>> def size(payload):
@@ -222,7 +213,6 @@ class RunningExchange(Round[T]):
         self.post: Post | None = None
         self.arrive: Callable[[], object] = bool
         self.error: BaseException | None = None
-        self.ended_s: float | None = None
         self.answer(None)
 
     def answer(self, received: Received | None) -> None:
@@ -233,7 +223,6 @@ class RunningExchange(Round[T]):
         except StopIteration as end:
             self.post = None
             self._left.append(end.value)
-            self.ended_s = time.perf_counter()
 
     def wait(self) -> T:
         """Return the result of the exchange, or raise the error that stopped it."""
@@ -242,10 +231,6 @@ class RunningExchange(Round[T]):
             raise self.error
         # Not kept: it refers to the exchange's state, which others may replace meanwhile.
         return self._left.pop()()
-
-    def arrived_s(self) -> float | None:
-        """Time at which everything had arrived; None before that."""
-        return self.ended_s
 
 
 class Transport(ABC):

@@ -51,7 +51,8 @@ def answers_of(posts: Sequence[Post | None], tag: RoundTag) -> Sequence[dict[int
                 do="give all workers the same model and method",
             )
         answers.append(answer)
-    if not all(post.is_to_all(len(posts)) for post in present):
+    # For two workers it is faster to decode both payloads than to share a dense vector.
+    if len(posts) < 3 or not all(post.is_to_all(len(posts)) for post in present):
         return answers
     made, lock = dict[Any, Any](), threading.Lock()
     return [SharedAnswer(answer, made, lock) for answer in answers]
@@ -61,30 +62,60 @@ _Meeting: TypeAlias = dict[int, RunningExchange[Any]]
 """The n-th exchange of every worker, by rank."""
 
 
-class _Hub:
-    """The state that the workers share: exchange n of each worker belongs to meeting n."""
+class _InProcess(Transport):
+    """One of the workers, which share `arrived`, `announced` and `meetings`."""
 
-    def __init__(self, workers: int, timeout_s: float) -> None:
-        self.workers, self.timeout_s = workers, timeout_s
-        self.arrived = threading.Condition()
-        self.announced: dict[int, bytes] = {}
-        self.meetings: dict[int, _Meeting] = {}
+    def __init__(
+        self,
+        rank: int,
+        workers: int,
+        timeout_s: float,
+        arrived: threading.Condition,
+        announced: dict[int, bytes],
+        meetings: dict[int, _Meeting],
+    ) -> None:
+        self.rank, self.world_size, self._timeout_s = rank, workers, timeout_s
+        self._arrived, self._announced, self._meetings = arrived, announced, meetings
+        self._numbers = itertools.count()
 
-    def carry(self, meeting: _Meeting, tag: RoundTag) -> None:
+    def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
+        del tag
+        # Workers that share a thread are built in turn, so this cannot wait for the others.
+        with self._arrived:
+            self._announced[self.rank] = card
+            return dict(self._announced)
+
+    def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
+        running = RunningExchange(posts)
+        if running.post is None:
+            return running
+        number = next(self._numbers)
+        with self._arrived:
+            meeting = self._meetings.setdefault(number, {})
+            meeting[self.rank] = running
+            running.arrive = partial(self._carry, meeting, tag)
+            if len(meeting) == self.world_size:
+                # The exchanges refer to it; no other worker will look it up.
+                del self._meetings[number]
+            self._arrived.notify_all()
+        if self.world_size == 1:
+            running.arrive()
+        return running
+
+    def _carry(self, meeting: _Meeting, tag: RoundTag) -> None:
         """Run all exchanges of a meeting to their end; the first thread does so for all."""
-        with self.arrived:
-            self.arrived.wait_for(lambda: len(meeting) == self.workers, self.timeout_s)
-            missing = [str(rank) for rank in range(self.workers) if rank not in meeting]
-            within = f" within {self.timeout_s:g} s" if self.timeout_s else ""
-            check(
-                not missing,
-                f"exchange {tag}",
-                because=f"worker {', '.join(missing)} of {self.workers} has not sent it{within}",
-                do="call begin() on all workers and then finish() on all, or give each worker a "
-                "thread and in_process() a timeout_s",
-                kind=ExchangeTimeout,
-            )
-            everyone = [meeting[rank] for rank in range(self.workers)]
+        with self._arrived:
+            self._arrived.wait_for(lambda: len(meeting) == self.world_size, self._timeout_s)
+            if missing := [rank for rank in range(self.world_size) if rank not in meeting]:
+                within = f" within {self._timeout_s:g} s" if self._timeout_s else ""
+                raise ExchangeTimeout(
+                    f"exchange {tag}",
+                    because=f"worker {', '.join(map(str, missing))} of {self.world_size} has not "
+                    f"sent it{within}",
+                    do="call begin() on all workers and then finish() on all, or give each worker "
+                    "a thread and in_process() a timeout_s",
+                )
+            everyone = [meeting[rank] for rank in range(self.world_size)]
             try:
                 while everyone[0].error is None and any(each.post is not None for each in everyone):
                     answers = answers_of([each.post for each in everyone], tag)
@@ -96,36 +127,6 @@ class _Hub:
                     running.error = error
             for running in everyone:
                 running.arrive = bool  # drops the reference to the others
-
-
-class _InProcess(Transport):
-    def __init__(self, hub: _Hub, rank: int) -> None:
-        self._hub, self._meetings = hub, itertools.count()
-        self.rank, self.world_size = rank, hub.workers
-
-    def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
-        del tag
-        # Workers that share a thread are built in turn, so this cannot wait for the others.
-        with self._hub.arrived:
-            self._hub.announced[self.rank] = card
-            return dict(self._hub.announced)
-
-    def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
-        running, hub = RunningExchange(posts), self._hub
-        if running.post is None:
-            return running
-        number = next(self._meetings)
-        with hub.arrived:
-            meeting = hub.meetings.setdefault(number, {})
-            meeting[self.rank] = running
-            running.arrive = partial(hub.carry, meeting, tag)
-            if len(meeting) == hub.workers:
-                # The exchanges refer to it; no other worker will look it up.
-                del hub.meetings[number]
-            hub.arrived.notify_all()
-        if hub.workers == 1:
-            running.arrive()
-        return running
 
 
 def in_process(workers: int, *, timeout_s: float = 0.0) -> list[Transport]:
@@ -151,5 +152,5 @@ def in_process(workers: int, *, timeout_s: float = 0.0) -> list[Transport]:
         because="workers must be >= 1 and timeout_s >= 0",
         do="pass workers >= 1 and timeout_s >= 0",
     )
-    hub = _Hub(workers, timeout_s)
-    return [_InProcess(hub, rank) for rank in range(workers)]
+    shared = threading.Condition(), dict[int, bytes](), dict[int, _Meeting]()
+    return [_InProcess(rank, workers, timeout_s, *shared) for rank in range(workers)]

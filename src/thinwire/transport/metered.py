@@ -1,5 +1,6 @@
 """Counters of bytes and seconds around a transport."""
 
+import math
 import time
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
@@ -42,64 +43,12 @@ class TransportCounters:
             setattr(self, counter, value)
 
 
-class _MeteredRound(Round[T]):
-    """An exchange whose first post is counted at once, and the rest when the worker waits for it.
-
-    So a checkpoint with an exchange in flight does not depend on how far it is: a resumed run sends
-    it again from its first post.
-    """
-
-    def __init__(
-        self, counters: TransportCounters, transport: Transport, posts: Posts[T], tag: RoundTag
-    ) -> None:
-        self._counters, self._later = counters, TransportCounters()
-        self._started_s = time.perf_counter()
-        self._in_caller_s: float | None = None
-        self._inner = transport.run(self._counted(posts, transport), tag)
-
-    def _counted(self, posts: Posts[T], transport: Transport) -> Posts[T]:
-        """The same posts in the same order, with the bytes of each added to the counters."""
-        rank, added = transport.rank, transport.added_nbytes
-        current = self._counters
-
-        def carry(post: Post) -> Generator[Post, Received, Received]:
-            nonlocal current
-            payloads = {id(p): p for receiver, p in post.to.items() if receiver != rank}
-            current.sent_bytes += sum(p.nbytes + added for p in payloads.values())
-            current = self._later
-            received = yield post
-            others = [payload for sender, payload in received.items() if sender != rank]
-            current.received_bytes += sum(payload.nbytes + added for payload in others)
-            return received
-
-        finish = yield from wrapped(posts, carry)
-
-        def timed() -> T:
-            self._in_caller_s = time.perf_counter()
-            return finish()
-
-        return timed
-
-    def wait(self) -> T:
-        waiting_s = time.perf_counter()
-        try:
-            result = self._inner.wait()
-        finally:
-            # The exchange's own work in this thread is no waiting.
-            self._counters.wait_s += (self._in_caller_s or time.perf_counter()) - waiting_s
-        self._counters.sent_bytes += self._later.sent_bytes
-        self._counters.received_bytes += self._later.received_bytes
-        arrived_s = self._inner.arrived_s()
-        until_s = waiting_s if arrived_s is None else min(arrived_s, waiting_s)
-        self._counters.overlapped_s += max(0.0, until_s - self._started_s)
-        return result
-
-    def arrived_s(self) -> float | None:
-        return self._inner.arrived_s()
-
-
 class Metered(WrappedTransport):
     """A transport that counts the bytes and seconds of another one in `counters`.
+
+    The first post of an exchange is counted at once, and the rest when the worker has waited for
+    it. So a checkpoint with an exchange in flight does not depend on how far it is: a resumed run
+    sends it again from its first post.
 
     >>> from thinwire.transport import RoundTag, in_process, to_all
     >>> import torch
@@ -115,7 +64,46 @@ class Metered(WrappedTransport):
     def __init__(self, inner: Transport) -> None:
         super().__init__(inner)
         self.counters = TransportCounters()
+        self._waiting_s = self._in_caller_s = math.inf
 
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
-        """Start an exchange and count its bytes and seconds."""
-        return _MeteredRound(self.counters, self._inner, posts, tag)
+        """Start an exchange and count its bytes; `wait` for it here, to count its seconds."""
+        return self._inner.run(self._counted(posts), tag)
+
+    def wait(self, round: Round[T]) -> T:
+        """Return the result of an exchange that this has started."""
+        self._waiting_s, self._in_caller_s = time.perf_counter(), math.inf
+        try:
+            return round.wait()
+        finally:
+            # The exchange's own work in this thread is no waiting.
+            ended_s = min(self._in_caller_s, time.perf_counter())
+            self.counters.wait_s += ended_s - self._waiting_s
+
+    def _counted(self, posts: Posts[T]) -> Posts[T]:
+        """The same posts in the same order, with the bytes of each added to the counters."""
+        started_s, rank, added = time.perf_counter(), self.rank, self.added_nbytes
+        counters, later = self.counters, TransportCounters()
+        current = counters
+
+        def carry(post: Post) -> Generator[Post, Received, Received]:
+            nonlocal current
+            sent = {id(p): p.nbytes + added for to, p in post.to.items() if to != rank}
+            current.sent_bytes += sum(sent.values())
+            current = later
+            received = yield post
+            others = [p.nbytes + added for sender, p in received.items() if sender != rank]
+            current.received_bytes += sum(others)
+            return received
+
+        finish = yield from wrapped(posts, carry)
+        arrived_s = time.perf_counter()
+
+        def timed() -> T:
+            self._in_caller_s = time.perf_counter()
+            counters.sent_bytes += later.sent_bytes
+            counters.received_bytes += later.received_bytes
+            counters.overlapped_s += min(arrived_s, self._waiting_s) - started_s
+            return finish()
+
+        return timed

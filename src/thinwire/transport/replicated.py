@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
 
 from thinwire.errors import MismatchError, check
 from thinwire.transport.base import (
@@ -52,7 +51,17 @@ class ReplicatedRanks(WrappedTransport):
 
     def __init__(self, inner: Transport, group: Any) -> None:
         super().__init__(inner)
-        given = _checked(group)
+        is_outside = hasattr(group, "get_coordinate") and group.get_coordinate() is None
+        given = None if is_outside else group_of(group)
+        check(
+            isinstance(given, dist.ProcessGroup) and is_known(given),
+            _DIVIDE,
+            because=f"this rank is not in {group!r}, or that is no process group of "
+            "torch.distributed",
+            do="pass the group, or the one dimension of the mesh, that has this worker's ranks and "
+            "no others, on each of them; or leave out ddp_group: every rank then sends all",
+        )
+        assert given is not None
         ranks = dist.get_process_group_ranks(given)
         with naming_failures(f"anything inside a worker of {len(ranks)} ranks", hint=_UNMATCHED):
             # Another thread gathers in this group while the trainer averages gradients in its own.
@@ -96,34 +105,18 @@ class ReplicatedRanks(WrappedTransport):
         (numel,) = set(post.take.values()) or {0}  # a worker's ranks gather parts of one size
         sizes = self._sizes(numel)
         take = dict.fromkeys(post.take, sizes[self._index])
-        parts = yield post.changed(self._part)._replace(take=take)
+        mine = post.changed(lambda p: p.split(self._sizes(p.numel()))[self._index])
+        parts = yield mine._replace(take=take)
         if not parts:
             return {}
-        mine = torch.stack([part.cpu() for part in parts.values()])
-        mine = F.pad(mine, (0, max(sizes) - mine.shape[1]))
-        everyone = [torch.empty_like(mine) for _ in sizes]
+        rows = torch.stack([part.cpu() for part in parts.values()])
+        rows = F.pad(rows, (0, max(sizes) - rows.shape[1]))
+        everyone = [torch.empty_like(rows) for _ in sizes]
         with naming_failures(f"{tag} inside a worker"):
-            dist.all_gather(everyone, mine, group=self._group)
-        cut = [rows[:, :size] for rows, size in zip(everyone, sizes, strict=True)]
+            dist.all_gather(everyone, rows, group=self._group)
+        cut = [each[:, :size] for each, size in zip(everyone, sizes, strict=True)]
         return dict(zip(parts, torch.cat(cut, dim=1).unbind(), strict=True))
 
     def _sizes(self, numel: int) -> list[int]:
         bounds = [rank * numel // self.parts for rank in range(self.parts + 1)]
         return [end - start for start, end in pairwise(bounds)]
-
-    def _part(self, payload: Tensor) -> Tensor:
-        return payload.split(self._sizes(payload.numel()))[self._index]
-
-
-def _checked(group: Any) -> Any:
-    """The process group of `group`, if it is one that has this rank."""
-    is_outside = hasattr(group, "get_coordinate") and group.get_coordinate() is None
-    found = None if is_outside else group_of(group)
-    check(
-        isinstance(found, dist.ProcessGroup) and is_known(found),
-        _DIVIDE,
-        because=f"this rank is not in {group!r}, or that is no process group of torch.distributed",
-        do="pass the group, or the one dimension of the mesh, that has this worker's ranks and no "
-        "others, on each of them; or leave out ddp_group: every rank then sends all",
-    )
-    return found
