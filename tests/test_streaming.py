@@ -337,17 +337,6 @@ def test_outer_parameters_are_bit_identical_after_every_step_wherever_state_rest
     assert here.loops[0].memory() == there.loops[0].memory()
 
 
-@pytest.mark.parametrize("overlap", [tw.Delay(), tw.Delay(tau=4), tw.Eager()])
-def test_flushing_right_after_resuming_sends_what_was_trained_since_the_last_send(overlap) -> None:
-    method = streaming(overlap=overlap)
-    through = Team(method, adamw, 2).train(8)
-    again = Team(method, adamw, 2).load(through.states())
-    for team in (through, again):
-        team.flush()
-    assert through.loops[0].digest() == again.loops[0].digest()
-    assert through.loops[0].stats.sent_bytes == again.loops[0].stats.sent_bytes
-
-
 @pytest.mark.parametrize(
     ("fields", "outer_device"),
     [*zip(METHODS.values(), itertools.cycle([None, "cpu"]))],
@@ -417,20 +406,6 @@ def test_a_shard_reduced_early_twice_is_saved_as_before_the_one_still_in_flight(
     assert same_bits(held(late.state_dict()), held(expected))
     assert late.state_dict()["traffic"]["sent_bytes"] == expected["traffic"]["sent_bytes"]
     assert late.state_dict()["traffic"]["received_bytes"] == expected["traffic"]["received_bytes"]
-
-
-def test_control_resuming_without_what_was_in_flight_is_another_run() -> None:
-    method = streaming(**METHODS["tau 4, feedback"])
-    through = Team(method, adamw, 2).train(7)
-    states = through.states()
-    through.train(13, first=7)
-    for state in states:
-        flights = [f for track in state["outer"]["fragments"] for f in track["in_flight"]]
-        assert [f["round"] for f in flights] == [1, 0, 0]
-        for flight in flights:
-            flight["round"] = 0
-    again = Team(method, adamw, 2).load(states).train(13, first=7)
-    assert largest_difference(through.anchor(), again.anchor()) > 1e-5
 
 
 @pytest.mark.parametrize("tau", [0, 3])
