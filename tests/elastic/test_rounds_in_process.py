@@ -215,13 +215,14 @@ def watched(player: Player) -> list[torch.Tensor]:
     return sent
 
 
-def test_a_round_that_was_lost_and_sent_again_is_not_lost_for_ever(hub) -> None:
-    """Its second attempt counted: a later absence must not be taken for it."""
+@pytest.mark.parametrize("attempts", [2, 1], ids=["with it", "without it"])
+def test_a_round_that_was_lost_and_sent_again_is_not_lost_for_ever(attempts: int, hub) -> None:
+    """Its second attempt counted, with this worker or without: that is not the one it gave up."""
     players = crew(hub, method(outer=PLAIN, codec=TOP_K, feedback=FEEDBACK), 3, build=sgd)
     hub.discards = lambda _: True
     train(players, H)
     hub.discards = lambda _: False
-    train(players, H)  # round 1, the second attempt, with all three
+    train(players, H * (attempts - 1))  # round 1, the second attempt, with all three
     *others, slow = players
     to_boundary(players)
     hub.set_members(*(p.node for p in others))
