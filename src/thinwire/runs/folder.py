@@ -11,8 +11,8 @@ from thinwire.files import replace_text
 from thinwire.handshake import check_same
 from thinwire.runs.schema import identities, read_config, read_summary, step_of
 
-WITH_WORKERS = ("workers", "machine.threads")
-"""Fields that change with the number of workers: each has its share of the cores."""
+# Fields that change with the number of workers: each has its share of the cores.
+_WITH_WORKERS = ("workers", "machine.threads")
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -73,20 +73,30 @@ class RunFolder:
         with _writing(self.path / "data.json"):
             write_json(self.path / "data.json", {"fingerprint": fingerprint})
 
-    def check_same(self, config: dict[str, Any], *, may_differ: Collection[str] = ()) -> None:
+    def check_same(
+        self,
+        config: dict[str, Any],
+        *,
+        saved: dict[str, Any] | None = None,
+        other_workers: bool = False,
+    ) -> None:
         """Raise `MismatchError` if the run of this folder was started with another configuration.
 
         Args:
             config: of the run to continue.
-            may_differ: fields that may have changed.
+            saved: what a checkpoint has in its place; default config.json.
+            other_workers: the number of workers has changed.
         """
-        theirs, mine = identities(self.config(), config)
+        may_differ = _WITH_WORKERS if other_workers else ()
+        begun = identities(self.config() if saved is None else saved, config)
+        theirs, mine = (without(fields, may_differ) for fields in begun)
         check_same(
-            without(theirs, may_differ),
-            without(mine, may_differ),
+            theirs,
+            mine,
             cannot=f"resume {self.path}",
             whose="the run there",
-            do="repeat the arguments it was started with, or pass another --out",
+            do="repeat the arguments it was started with and restore its text and checkpoints, or "
+            "pass another --out",
         )
 
     def config(self) -> dict[str, Any]:

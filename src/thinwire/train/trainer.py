@@ -7,17 +7,10 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from thinwire.errors import (
-    CheckpointError,
-    ExchangeError,
-    MismatchError,
-    RunStopped,
-    check,
-)
-from thinwire.handshake import check_same
+from thinwire.errors import CheckpointError, ExchangeError, MismatchError, RunStopped
 from thinwire.outer import DelayedNesterov
-from thinwire.runs.folder import WITH_WORKERS, RunFolder, without
-from thinwire.runs.schema import identities, identity_fields
+from thinwire.runs.folder import RunFolder
+from thinwire.runs.schema import identity_fields
 from thinwire.train import launch
 from thinwire.train.asynchronous import is_due, train_here
 from thinwire.train.checkpoints import Checkpoints, locked, stopped
@@ -104,7 +97,7 @@ def resume(
     is_fixed = elastic is None or elastic.is_fixed
     changed = begun is not None and is_fixed and begun.workers() != config.workers
     if begun is not None:
-        begun.check_same(config.describe(), may_differ=WITH_WORKERS if changed else ())
+        begun.check_same(config.describe(), other_workers=changed)
     finished = folder.summary()
     if finished is not None:
         return finished
@@ -352,22 +345,11 @@ class _Trainer:
 
     def _load(self, worker: Worker, state: dict[str, Any], ranks: int) -> None:
         run: Mapping[str, Any] = state["run"]
-        corpus, changed = self._data.fingerprint, ranks != self._group.checkpoint_ranks
-        may_differ = WITH_WORKERS if changed else ()
-        theirs, mine = identities(run["config"], self._config.describe())
-        check_same(
-            without(theirs, may_differ),
-            without(mine, may_differ),
-            cannot=f"resume {self._folder.path} from its checkpoint",
-            whose="the checkpoint",
-            do="put back the checkpoints of this run",
-        )
-        check(
-            run["corpus"] == corpus,
-            f"resume {self._folder.path}: the corpus differs",
-            because=f"its fingerprint was {run['corpus'][:12]} and is {corpus[:12]}",
-            do="restore the text of the run, or start another run with another --out",
-            kind=MismatchError,
+        changed = ranks != self._group.checkpoint_ranks
+        self._folder.check_same(
+            self._config.describe() | {"corpus": self._data.fingerprint},
+            saved={**run["config"], "corpus": run["corpus"]},
+            other_workers=changed,
         )
         worker.load_state_dict(worker_state(state), sources=ranks if changed else None)
         if changed and worker.rank == 0:
