@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -29,51 +28,33 @@ _ALPHABET = 256
 _GPT2_VOCABULARY = 50304  # 50257, rounded up to a multiple of 64 as nanoGPT does
 
 
-class Tokenizer(ABC):
-    """Bytes to token ids below `vocab_size`; a zero byte ends a document."""
+class Tokenizer:
+    """Bytes as they are: every byte is its own token, and a zero byte ends a document.
 
-    vocab_size: int
+    Args:
+        vocab_size: token ids are below it; more than 256 where a corpus came as tokens.
 
-    @abstractmethod
+    >>> Tokenizer().encode("hé".encode()).tolist()
+    [104, 195, 169]
+    """
+
+    def __init__(self, vocab_size: int = _ALPHABET) -> None:
+        self.vocab_size = vocab_size
+
     def encode(self, text: bytes) -> Tokens:
         """The token ids of `text`: uint8, uint16 or int32, [tokens]."""
+        return np.frombuffer(text, dtype=np.uint8)
 
     def save(self, folder: str | Path) -> None:
         """Write the files of `transformers.AutoTokenizer`; nothing without such a tokenizer."""
         del folder
 
 
-class ByteTokenizer(Tokenizer):
-    """Every byte is its own token.
-
-    >>> ByteTokenizer().encode("hé".encode()).tolist()
-    [104, 195, 169]
-    """
-
-    vocab_size = _ALPHABET
-
-    def encode(self, text: bytes) -> Tokens:
-        """The bytes of `text`: uint8, [bytes]."""
-        return np.frombuffer(text, dtype=np.uint8)
-
-
-class TokenIds(Tokenizer):
-    """The vocabulary of a corpus of tokens, of which only the size is known."""
-
-    def __init__(self, vocab_size: int) -> None:
-        self.vocab_size = vocab_size
-
-    def encode(self, text: bytes) -> Tokens:
-        """Raise `CorpusError`: the tokenizer of the corpus is unknown."""
-        what, do = f"encode {len(text)} bytes", "name the tokenizer that made them"
-        raise CorpusError(what, because="the corpus came as tokens, without its tokenizer", do=do)
-
-
 class PretrainedTokenizer(Tokenizer):
     """A tokenizer of `transformers`; its end-of-text token, if it has one, ends a document."""
 
     def __init__(self, pretrained: Any) -> None:
-        self.vocab_size = len(pretrained)
+        super().__init__(len(pretrained))
         self._pretrained = pretrained
         end = pretrained.eos_token_id
         self._end: list[int] = [] if end is None else [int(end)]
@@ -123,7 +104,7 @@ def load_tokenizer(name: str, text: Text | None) -> Tokenizer:
     """
     kind, colon, size = name.partition(":")
     if name == "bytes":
-        return TokenIds(_GPT2_VOCABULARY) if text is None else ByteTokenizer()
+        return Tokenizer() if text is not None else Tokenizer(_GPT2_VOCABULARY)
     if kind == "bpe" and colon:
         if text is None:
             do = "name the vocabulary that made the tokens, such as ids:50304"
@@ -137,7 +118,7 @@ def load_tokenizer(name: str, text: Text | None) -> Tokenizer:
     if kind == "ids" and colon:
         if text is not None:
             raise _unfit(name, "it names token ids and the corpus is text", "pass 'bytes'")
-        return TokenIds(_vocabulary(name, size, at_least=1))
+        return Tokenizer(_vocabulary(name, size, at_least=1))
     from transformers import AutoTokenizer
 
     try:
@@ -194,24 +175,20 @@ def train_bpe(text: Text, vocab_size: int) -> Bpe:
     return bpe
 
 
-def cache_folder() -> Path:
-    """Folder of trained tokenizers: $THINWIRE_CACHE, or ~/.cache/thinwire."""
-    return Path(os.environ.get("THINWIRE_CACHE") or "~/.cache/thinwire").expanduser()
-
-
 def cached_bpe(text: Text, vocab_size: int) -> Bpe:
-    """`train_bpe`, or what it returned before for an equal text.
+    """`train_bpe`, or what it returned before for an equal text, in $THINWIRE_CACHE.
 
     Raises:
         CorpusError: the cache cannot be written or read.
     """
     from tokenizers import Tokenizer as Bpe
 
-    path = cache_folder() / f"bpe-{vocab_size}-{fingerprint([text])}.json"
+    folder = Path(os.environ.get("THINWIRE_CACHE") or "~/.cache/thinwire").expanduser()
+    path = folder / f"bpe-{vocab_size}-{fingerprint([text])}.json"
     try:
         if not path.exists():
             contents = train_bpe(text, vocab_size).to_str()
-            path.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             # Several ranks write the same file at once: each renames a whole one into place.
             replace_file(
                 path,
