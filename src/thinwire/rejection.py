@@ -37,7 +37,6 @@ class Kind(IntEnum):
     SHARD = 1  # one shard of a worker's pseudo-gradient
     MEAN = 2  # the mean of all workers' shards, from the shard's owner
     NOTHING = 3  # of a sender that has just joined the run; the body is zeros
-    ANCHOR = 4  # the outer parameters, from a server to a worker that starts from them
 
 
 class Consequence(Enum):

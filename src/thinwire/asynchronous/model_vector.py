@@ -8,20 +8,10 @@ from torch import Tensor
 
 from thinwire.aggregate import Payloads, aggregate_valid
 from thinwire.blocks import StreamedVector
-from thinwire.codecs import BoundCodec, Identity
+from thinwire.codecs import BoundCodec
 from thinwire.errors import NonFiniteError, check
 from thinwire.exchange import Automatic, ExchangeState, Gather
-from thinwire.exchange.message import (
-    HEADER_NBYTES,
-    Header,
-    Kind,
-    Origin,
-    blank_message,
-    body_of,
-    examine,
-    open_message,
-    seal,
-)
+from thinwire.exchange.message import HEADER_NBYTES, Header, Kind, Origin, body_of, examine
 from thinwire.fragment_state import FragmentBuilder
 from thinwire.fragments import Whole
 from thinwire.fragments.sharding import sharding_of
@@ -35,7 +25,7 @@ from thinwire.version import __version__
 
 
 class ModelVector:
-    """Where the model's parameters lie in the vector that travels, and the messages that carry it.
+    """Where the model's parameters lie in the vector that travels, and what reads messages of it.
 
     Args:
         method: what server and workers have in common.
@@ -45,7 +35,7 @@ class ModelVector:
 
     Attributes:
         names: of the parameters, in the order of the vector.
-        anchor_nbytes: of a message with theta.
+        anchor_nbytes: of theta.
         delta_nbytes: of a message with a pseudo-gradient.
 
     Raises:
@@ -68,8 +58,7 @@ class ModelVector:
         (self._fragment,) = self._builder.plan()
         self.names, self._layout = self._fragment.names, self._builder.layout(self._fragment)
         self._codec: BoundCodec = method.codec.bind(self._layout)
-        self._plain = Identity().bind(self._layout)
-        self.anchor_nbytes = HEADER_NBYTES + self._plain.nbytes
+        self.anchor_nbytes = 4 * self._layout.numel
         self.delta_nbytes = HEADER_NBYTES + self._codec.nbytes
 
     def describe(self) -> dict[str, str]:
@@ -85,30 +74,6 @@ class ModelVector:
         """Codec and feedback of worker `rank`, which makes messages of its pseudo-gradients."""
         # The server takes part, too: even a lone worker's message leaves its process.
         return self._builder.exchange_state(self._fragment, workers=rank + 2, rank=rank)
-
-    # -- theta, from the server to a worker --------------------------------------------------------
-
-    def seal_anchor(self, flat: Tensor, *, round: int, anchor: bytes) -> Tensor:
-        """A message with `flat` (fp32 [numel]), of digest `anchor`, for the exchange `round`."""
-        message = blank_message(self._plain.nbytes, StatePlacement(torch.device("cpu")))
-        self._plain.encode_to(body_of(message, self._plain.nbytes), flat.cpu())
-        return seal(message, self._anchor_header(round, anchor))
-
-    def open_anchor(self, message: Tensor, *, round: int, anchor: bytes) -> Tensor:
-        """The vector fp32 [numel] in what `seal_anchor` made.
-
-        Raises:
-            ExchangeError: it is damaged or another one. MismatchError: its digest is another one.
-        """
-        expected = self._anchor_header(round, anchor)
-        body = open_message(message, expected, body_nbytes=self._plain.nbytes)
-        return self._plain.decode(body.to(self._device))
-
-    def _anchor_header(self, round: int, anchor: bytes) -> Header:
-        plain = self._plain
-        return Header(0, Kind.ANCHOR, 0, round, 0, plain.layout.numel, anchor, plain.id)
-
-    # -- a pseudo-gradient, from a worker to the server --------------------------------------------
 
     @torch.no_grad()
     def open_delta(self, message: Tensor, origin: Origin) -> StreamedVector | Rejection:

@@ -43,7 +43,7 @@ class AsyncServer:
 
     Attributes:
         message_nbytes: of a worker's message.
-        theta_message: theta as workers take it, uint8.
+        theta_message: theta as workers take it: the bytes of its fp32 numbers, uint8.
         speeds: inner steps a second of each worker that is known; set by the caller.
         stats: arrivals, staleness, refusals and bytes so far.
         restart_s: when workers whose answers have arrived may start again; minus infinity before
@@ -184,9 +184,7 @@ class AsyncServer:
     def _prepare_theta(self) -> None:
         flat = self._outer.flat_anchor()
         self._anchor = anchor_digest(flat)
-        self.theta_message = self._vector.seal_anchor(
-            flat, round=self.version + 1, anchor=self._anchor
-        )
+        self.theta_message = flat.to("cpu", copy=True).view(torch.uint8)
 
     # -- results -----------------------------------------------------------------------------------
 

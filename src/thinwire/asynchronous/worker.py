@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from thinwire.asynchronous.assignment import Assignment
 from thinwire.asynchronous.model_vector import ModelVector
 from thinwire.blocks import DenseVector
-from thinwire.errors import NonFiniteError, check
+from thinwire.checksums import anchor_digest
+from thinwire.errors import ExchangeError, NonFiniteError, check
 from thinwire.live_weights import LiveWeights
 from thinwire.method import Method
 from thinwire.rejection import Rejection, RejectReason
@@ -35,7 +36,7 @@ class AsyncWorker:
 
     Attributes:
         assignment: the one under way, if any.
-        anchor_nbytes: of a message with theta.
+        anchor_nbytes: of theta.
 
     Raises:
         ConfigurationError: the optimizer does not fit the model, or the method cannot be run
@@ -89,9 +90,15 @@ class AsyncWorker:
         Raises:
             ExchangeError: `theta` is damaged or another one.
         """
-        flat = self._vector.open_anchor(theta, round=assignment.round, anchor=assignment.anchor)
+        check(
+            theta.numel() == self.anchor_nbytes and anchor_digest(theta) == assignment.anchor,
+            f"start exchange {assignment.round} as worker {self.rank}",
+            because="theta does not have the size and digest that the server named",
+            do="pass theta_message as it was when the server made this assignment",
+            kind=ExchangeError,
+        )
         names = self._vector.names
-        self._live.write(names, flat)
+        self._live.write(names, theta.view(torch.float32).to(self._live.device))
         # Rounding to the local weights' dtype is not movement.
         self._start.fetch()
         self._start.store(self._live.read(names))

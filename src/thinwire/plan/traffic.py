@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from thinwire.codecs import Identity
 from thinwire.errors import check
 from thinwire.exchange import Pattern, Sizes
 from thinwire.exchange.message import HEADER_NBYTES
@@ -198,7 +197,7 @@ def _sizes(method: Method, layout: Layout, workers: int, rank: int) -> Sizes:
         codec, aggregate = method.codec, method.aggregate
         return method.exchange.sizes(codec, layout, aggregate, workers=workers, rank=rank)
     # A worker sends its pseudo-gradient to the server, and reads the answer and theta.
-    up, down = (HEADER_NBYTES + c.payload_nbytes(layout) for c in (method.codec, Identity()))
+    up, down = HEADER_NBYTES + method.codec.payload_nbytes(layout), 4 * layout.numel
     return Sizes(
         messages={"": up},
         result_nbytes=down,

@@ -101,6 +101,7 @@ class AsyncRun:
             total_steps=config.steps * config.workers,
             options=options,
             facts=launch.common_fields(config, self.data),
+            outer_device=config.machine.outer_device,
         )
         self._last: dict[str, Any] = {"step": 0, "wall_s": 0.0, "wait_s": 0.0, "loss": 0.0}
 
