@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 import thinwire as tw
+from changes import Change, Changing
 from exchanges import Messages, delta_of, exchanged, flipped, poisoned, state_of, tag_of
 from thinwire import codecs
 from thinwire.blocks import DenseVector
 from thinwire.errors import RoundDiscarded
 from thinwire.exchange import Exchange, ExchangeState, RoundResult
 from thinwire.rejection import Consequence, Kind, Rejection, RejectReason
-from thinwire.testing.faults import Change, Changing
 from thinwire.transport import in_process
 
 SKIPPED, SENT_AGAIN = Consequence.SKIPPED, Consequence.SENT_AGAIN

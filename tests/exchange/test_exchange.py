@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
+from changes import Change, Changing
 from exchanges import CODECS, flipped, poisoned
 from thinwire import codecs
 from thinwire.aggregate import Payloads, aggregate_valid
 from thinwire.exchange.message import HEADER_NBYTES
 from thinwire.fragments.layout import Layout
-from thinwire.testing.faults import Change, Changing
 from thinwire.transport import Post, in_process
 from toy import OwnAnchors, Team, adamw, exchange_all, own_anchor, same_bits
 

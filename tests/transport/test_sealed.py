@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import thinwire as tw
+from changes import Change, Changing
 from exchanges import exchanged, state_of
 from forked import Forked
 from processes import ended, fork_worker, free_port
 from thinwire.rejection import RejectReason
-from thinwire.testing.faults import Change, Changing
 from thinwire.testing.transports import gathered, payload_of, reduced, swapped
 from thinwire.transport import RoundTag, Sealed, in_process
 from thinwire.transport.base import to_all

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 import thinwire as tw
+from changes import Change, Changing
 from processes import promptly, run_ranks, started
 from ranks import (
     BYTES,
@@ -20,7 +21,6 @@ from ranks import (
     train_in_process,
 )
 from thinwire.testing import TransportContract
-from thinwire.testing.faults import Change, Changing
 from thinwire.testing.transports import gathered, reduced, swapped
 from thinwire.transport import Post, Posts, RoundTag, Sealed, Transport, in_process
 from thinwire.transport.base import RunningExchange, to_all

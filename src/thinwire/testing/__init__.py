@@ -1,4 +1,4 @@
-"""Contract suites to test your codec, transport or outer optimizer, and fault injection.
+"""Contract suites to test your codec, transport or outer optimizer.
 
 They need pytest and hypothesis.
 """
