@@ -296,14 +296,6 @@ def test_no_worker_waits_for_one_that_has_left() -> None:
 # -- errors ----------------------------------------------------------------------------------------
 
 
-def test_another_method_or_model_under_the_same_name_is_named(store) -> None:
-    train([Worker(store, "w0")], H)
-    other_method = Worker(store, "w1", method(sync_every=H + 1))
-    other_model = Worker(store, "w1", model=lambda: torch.nn.Linear(2, 3))
-    for other, why in ((other_method, "sync_every"), (other_model, "parameters")):
-        fails(other.start(H), MismatchError, why)
-
-
 def test_of_two_processes_with_one_identity_the_older_one_ends(store) -> None:
     older = Worker(store, "same", number=0, of=2)
     slowly(older, seconds=0.2)  # so that it is not over before the newer one comes

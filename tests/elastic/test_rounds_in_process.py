@@ -502,33 +502,6 @@ def test_the_end_is_repeated_until_it_counts(name: str, hub) -> None:
         assert player.loop.digest() == twin.loop.digest()
 
 
-def test_no_share_is_dealt_twice_however_workers_come_and_go(hub) -> None:
-    hub.heal_by = "snapshot"
-    players = crew(hub, method(), 3)
-    read: list[int] = []
-    generator = torch.Generator().manual_seed(3)
-    everyone, team = list(players), list(players)
-    for boundary in range(12):
-        read += [p.loop.share for p in team]
-        inner(team)
-        exchange(team, H - 1)
-        wanted = int(torch.randint(1, 5, (), generator=generator))
-        kept = team[: min(wanted, len(team))]
-        joining = wanted > len(kept)
-        if joining:
-            everyone.append(Player(hub, f"n{boundary}", method(), model=lambda: build_model(5)))
-        newcomer = everyone[-1:] if joining else []
-        hub.discards = lambda _, odd=boundary % 3 == 1: odd
-        hub.set_members(*(p.node for p in [*kept, *newcomer]))
-        begin(kept)
-        for player in newcomer:
-            player.loop.join()
-        finish(kept)
-        team = [*kept, *newcomer]
-    assert len(read) == len(set(read)) > 20
-    assert len(everyone) > 4
-
-
 @pytest.mark.parametrize("workers", [1, 3])
 def test_with_k_fixed_shares_are_rounds_times_k_plus_rank(workers: int, hub) -> None:
     players, fixed = crew(hub, method(), workers), Team(method(), adamw, workers)
@@ -702,20 +675,6 @@ def test_who_missed_the_last_full_round_sends_nothing_that_others_do_not(
 
 
 # -- what all workers know -----------------------------------------------------------------------
-
-
-def test_who_drifts_within_a_round_is_healed_when_the_next_one_begins(hub) -> None:
-    players = crew(hub, method(), 3)
-    train(players, H)
-    drifter = players[1]
-    known = drifter.state.progress()  # as a beat asks for it
-    drifter.state.fragments[0].outer.flat_anchor()[3] += 1e-3
-    assert drifter.state.progress() == known  # a digest costs a pass over all of it
-    train(players, H)
-    assert all(same_state(p, drifter) for p in players)
-    assert [p.loop.stats.rounds for p in players] == [2] * 3
-    assert [p.loop.stats.left_out for p in players] == [{}] * 3
-    assert list(hub.records[2].facts["counted"]) == ["w0", "w1", "w2"]
 
 
 def test_a_run_is_over_once_its_last_round_counts_and_not_before(hub) -> None:

@@ -10,7 +10,6 @@ from elastic_ready import write_run
 from thinwire.elastic.roll import View, WorkerReport
 from thinwire.elastic.run_objects import RunObjects
 from thinwire.elastic.watch import BucketWatch
-from thinwire.errors import ConfigurationError, MismatchError
 from thinwire.membership import Progress
 from thinwire.security.token import Token
 from thinwire.transport.object_store import ObjectStore
@@ -72,26 +71,3 @@ def test_a_run_before_its_first_roll_and_one_that_is_over(url) -> None:
     write_run(url, roll(1, phase="done", names=()), calls=[(call("a:1"), 2)], token=TOKEN)
     found = watch.look()
     assert (found.roll.is_over, found.calls) == (True, ())
-
-
-def test_nothing_there_is_said_and_nothing_is_made(url, tmp_path) -> None:
-    with pytest.raises(ConfigurationError, match="no such folder"):
-        BucketWatch(url, run="r", token=None)
-    assert not (tmp_path / "shared").exists()
-    write_run(url, roll(1), token=TOKEN)
-    with pytest.raises(ConfigurationError, match="nothing of that name is there"):
-        BucketWatch(url, run="another", token=TOKEN).look()
-
-
-@pytest.mark.parametrize("token", [None, Token("another secret, also long")], ids=["none", "other"])
-def test_another_token_is_refused(url, token: Token | None) -> None:
-    write_run(url, roll(1), token=TOKEN)
-    with pytest.raises(MismatchError, match=r"read run 'r' in .*set THINWIRE_TOKEN"):
-        BucketWatch(url, run="r", token=token).look()
-
-
-@pytest.mark.parametrize("run", ["", "a/b", "a b"])
-def test_a_name_that_cannot_be_is_refused(url, run: str) -> None:
-    write_run(url, roll(1), token=TOKEN)
-    with pytest.raises(ConfigurationError, match=f"{run!r}"):
-        BucketWatch(url, run=run, token=None)
