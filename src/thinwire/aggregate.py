@@ -109,8 +109,10 @@ class Payloads:
         """The payloads of each part of the vector in turn, on `device`."""
         pieces = self.coder.pieces
         room = torch.empty(max((p.part.numel for p in pieces), default=0), device=device)
+        # CUDA has read memory that is not pinned when the call returns; a copy from there has not.
+        is_up = device.type == "cuda"
         for piece in pieces:
-            sent = [payload[piece.where].to(device) for payload in self.payloads]
+            sent = [p[piece.where].to(device, non_blocking=is_up) for p in self.payloads]
             one = Payloads(coder=piece.codec, payloads=sent, round=self.round, room=room)
             if self.scales is not None:
                 runs = _runs(piece.part, self.coder.layout)
