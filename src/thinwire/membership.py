@@ -210,9 +210,9 @@ SharedState: TypeAlias = "LoopState"
 
 
 class Membership:
-    """Decides who takes part in which round."""
+    """Decides who takes part in which round: this one, the same workers from beginning to end."""
 
-    is_fixed: bool
+    is_fixed = True
     """True if the same workers take part from the beginning to the end.
     If not, a round may be cancelled and bad messages are left out of it.
     """
@@ -246,7 +246,7 @@ class Membership:
     def member(self, rank: int) -> str:
         """Name of worker `rank` of the round in counts and tables; by default its rank.
 
-        >>> FixedMembership().member(3)
+        >>> Membership().member(3)
         'worker 3'
         """
         return f"worker {rank}"
@@ -260,9 +260,3 @@ class Membership:
 
     def leave(self) -> None:
         """Tell the others that this worker takes no further part; by default nobody."""
-
-
-class FixedMembership(Membership):
-    """The same workers from the beginning to the end."""
-
-    is_fixed = True

@@ -40,7 +40,6 @@ from thinwire.loop_state import (
     without_flights,
 )
 from thinwire.membership import (
-    FixedMembership,
     Go,
     Load,
     Membership,
@@ -208,7 +207,7 @@ class OuterLoop:
         transport = connect_to(connect) if transport is None else transport
         if membership is None:
             # An elastic transport decides who takes part.
-            membership = transport if isinstance(transport, Membership) else FixedMembership()
+            membership = transport if isinstance(transport, Membership) else Membership()
         self._membership = membership
         self.transport, self.is_elastic = transport, not membership.is_fixed
         self._meter = Metered(transport)

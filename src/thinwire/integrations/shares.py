@@ -1,7 +1,9 @@
 """A data set in numbered shares, of which no two workers read the same one."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -9,19 +11,10 @@ from thinwire.errors import ConfigurationError, check
 from thinwire.outer_loop import OuterLoop
 from thinwire.train.data.batches import window_order
 
+if TYPE_CHECKING:
+    from _typeshed import SupportsLenAndGetItem
+
 T_co = TypeVar("T_co", covariant=True)
-
-
-class IndexedRows(Protocol[T_co]):
-    """Rows by index, such as a `torch.utils.data.Dataset` with a length."""
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        ...
-
-    def __getitem__(self, index: int, /) -> T_co:
-        """Return row `index`, from 0."""
-        ...
 
 
 class ShareDataset(IterableDataset[T_co]):
@@ -33,7 +26,8 @@ class ShareDataset(IterableDataset[T_co]):
     Iterate again for the next round: an epoch of a trainer is then a round.
 
     Args:
-        rows: the data set, the same on all workers.
+        rows: the data set, such as a `torch.utils.data.Dataset` with a length; the same on all
+            workers.
         outer: returns the outer loop when the first pass begins. A trainer's callback may build the
             loop after the data set.
         rows_per_step: b, rows that this worker reads at an inner step: its batch size times the
@@ -55,7 +49,7 @@ class ShareDataset(IterableDataset[T_co]):
 
     def __init__(
         self,
-        rows: IndexedRows[T_co],
+        rows: SupportsLenAndGetItem[T_co],
         outer: Callable[[], OuterLoop],
         *,
         rows_per_step: int,
