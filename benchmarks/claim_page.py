@@ -6,7 +6,8 @@ from typing import Any
 
 from claim_list import BASELINES, NOT_RUN, OPPOSITE, OURS, REPRODUCED, UNDECIDED
 from claim_settings import FAMILIES, Setting, tuned
-from moved_bytes import megabytes, times
+from moved_bytes import megabytes
+from thinwire.plan.units import times_text
 
 NOTES = {
     "SparseLoCo, density and H": (
@@ -131,7 +132,7 @@ def _rows(setting: Setting, found: Mapping[str, Any]) -> Iterator[str]:
         fewer = (row["times_fewer_by_store"], row["times_fewer_point_to_point"])
         yield (
             f"| {arm} | {row['val_loss']['mean']:.4f}{_error(row['val_loss'])} | {against} | "
-            f"{' | '.join(map(megabytes, moved))} | {' | '.join(map(times, fewer))} |"
+            f"{' | '.join(map(megabytes, moved))} | {' | '.join(map(times_text, fewer))} |"
         )
     yield ""
 

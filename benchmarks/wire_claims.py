@@ -17,9 +17,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from moved_bytes import megabytes, moved, times
+from moved_bytes import megabytes, moved
 from setting import write_runs
 from thinwire.aggregate import MeanOverWorkers
+from thinwire.plan.units import times_text
 from thinwire.runs.statistics import Estimate, estimate, paired_difference
 from thinwire.train.config import TrainConfig, WarmupCosine
 from thinwire.train.recipes import laptop
@@ -142,7 +143,7 @@ def cells(name: str, row: Mapping[str, Any], *, baselines: bool) -> str:
     if name in BASELINES:
         return " | ".join([*found, *[megabytes(row["all_reduce_bytes_each_way"])] * 2, "1", "1"])
     found += [megabytes(row[f"{way}_bytes_per_worker"]) for way in ("sent", "received")]
-    found += [times(row[f"times_fewer_{how}"]) for how in ("by_store", "point_to_point")]
+    found += [times_text(row[f"times_fewer_{how}"]) for how in ("by_store", "point_to_point")]
     return " | ".join(found)
 
 

@@ -237,6 +237,17 @@ def nbytes_text(nbytes: float) -> str:
     return _text("bytes", nbytes, _powers(f" {prefix}B" for prefix in (*_PREFIXES, "P")))
 
 
+def times_text(fewer: float | None) -> str:
+    """How many times fewer, in two digits below 10; "-": there is nothing to compare.
+
+    >>> times_text(1013.6), times_text(4.92), times_text(None)
+    ('1,014', '4.9', '-')
+    """
+    if fewer is None:
+        return "-"
+    return f"{fewer:,.0f}" if fewer >= 9.95 else f"{fewer:.2g}"
+
+
 def share_text(share: float) -> str:
     """A share in percent, never rounded up to 100 %.
 

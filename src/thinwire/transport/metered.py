@@ -24,8 +24,7 @@ T = TypeVar("T")
 class TransportCounters:
     """Bytes and seconds of a worker's exchanges.
 
-    `sent_bytes` counts a payload once. It crosses the wire once (a pair, an object store) or K - 1
-    times (a ring).
+    `sent_bytes` counts a payload once, however many receive it: see `up_and_down`.
 
         wait_s        seconds that the worker waited for others
         overlapped_s  seconds of exchanges during which the worker trained: from their start until
@@ -41,6 +40,47 @@ class TransportCounters:
         """Continue from `saved`, in place: exchanges in flight add to this object."""
         for counter, value in saved.items():
             setattr(self, counter, value)
+
+
+def up_and_down(sent: float, received: float, *, relayed: bool) -> tuple[float, float]:
+    """Bytes up and down a worker's link, from what its transport counted.
+
+    A store, a hub or a server takes a payload once, whoever reads it: up is what was sent. Point to
+    point, what arrives somewhere was sent there, forwarded or not: up is as much as down, in the
+    mean over workers.
+
+    Args:
+        sent: bytes of payloads, each counted once.
+        received: bytes of payloads from others.
+        relayed: through a store, a hub or a server.
+
+    >>> up_and_down(100, 300, relayed=True), up_and_down(100, 300, relayed=False)
+    ((100, 300), (300, 300))
+    """
+    return (sent if relayed else received), received
+
+
+def all_reduce_nbytes(*, workers: int, parameters: int, steps: int) -> int:
+    """Bytes each way of a worker that averages 16-bit gradients in a ring at every step.
+
+    2 (K - 1) / K 2 N T, without headers
+
+    >>> all_reduce_nbytes(workers=4, parameters=1000, steps=2)
+    6000
+    """
+    return 4 * (workers - 1) * parameters * steps // workers
+
+
+def times_fewer(
+    up: float, down: float, *, workers: int, parameters: int, steps: int
+) -> float | None:
+    """Bytes both ways of `all_reduce_nbytes` over up + down; None if nothing moved.
+
+    >>> times_fewer(*up_and_down(100, 300, relayed=True), workers=4, parameters=1000, steps=2)
+    30.0
+    """
+    all_reduce = all_reduce_nbytes(workers=workers, parameters=parameters, steps=steps)
+    return 2 * all_reduce / (up + down) if up + down else None
 
 
 class Metered(WrappedTransport):
