@@ -43,6 +43,7 @@ def write_run(folder: Path, config: TrainConfig, *, loss: float = 2.0, **extra: 
             "tokens": step * config.tokens_per_step,
             "loss": loss + 1 / step,
             "sent_bytes": sends.sent_after(step),
+            "received_bytes": sends.received_after(step),
             "wait_s": 0.01 * step,
             "overlapped_s": 0.02 * step,
             "wall_s": 0.5 * step,
@@ -59,7 +60,7 @@ def write_run(folder: Path, config: TrainConfig, *, loss: float = 2.0, **extra: 
         "parameters": shape().parameters,
         "steps": steps,
         "sent_bytes_per_worker": last["sent_bytes"],
-        "received_bytes_per_worker": sends.received_after(steps),
+        "received_bytes_per_worker": last["received_bytes"],
         "peak_sent_bytes_per_step": peak_sent_after(sends, steps),
         "versions": {"python": "3.11.7", "torch": "2.13.0"},
     }

@@ -101,8 +101,10 @@ class Stats:
 
     Args:
         rounds: rounds applied, over all fragments.
-        sent_bytes: payload bytes passed to the transport, metadata included.
-        received_bytes: payload bytes from other workers.
+        sent_bytes: payload bytes passed to the transport, metadata included. A payload counts once,
+            however many receive it: through a store these are the bytes up, point to point as many
+            as `received_bytes`.
+        received_bytes: payload bytes from other workers: the bytes down.
         peak_sent_bytes_per_step: maximum sent after one inner step. The last round counts each
             fragment alone, because the worker no longer trains.
         wait_s: seconds spent waiting for exchanges.

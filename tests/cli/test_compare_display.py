@@ -58,7 +58,7 @@ def test_a_run_that_trains_has_a_bar_and_one_that_ends_a_line(tmp_path, width, h
         assert max(map(len, bars())) <= width
         assert re.match(r"all runs .* 1/40 ", all_runs)
         # 20 steps in 10 s: the 60 that are left take 30.
-        assert re.search(r" seed 1 +\S+ +40/100 +loss 2.5000    10 B 00:30$", first)
+        assert re.search(r" seed 1 +\S+ +40/100 +loss 2.5000    30 B 00:30$", first)
         resumed.record(record(90))
         now_s += 10
         assert "90/100" in bars()[3]

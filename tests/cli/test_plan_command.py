@@ -31,9 +31,9 @@ def test_what_a_store_charges_is_planned(capsys) -> None:
     assert row["puts_per_round"] == row["fragments"]
     assert row["gets_per_round"] == (workers - 1) * row["fragments"]
     requests = (row["puts_per_round"] * 4.5 + row["gets_per_round"] * 0.36) / 1e6
-    cost = workers * (row["received_bytes_per_round"] / 1e9 * 0.09 + requests)
+    cost = workers * (row["down_bytes_per_round"] / 1e9 * 0.09 + requests)
     assert row["cost_per_round"] == pytest.approx(cost, rel=1e-12)
-    rounds = row["received_bytes"] / row["received_bytes_per_round"]
+    rounds = row["down_bytes"] / row["down_bytes_per_round"]
     assert row["cost"] == pytest.approx(rounds * cost, rel=1e-4)
     assert row["meeting_puts_per_round"] == row["meeting_gets_per_round"] == 0
     assert main([*PLAN, *prices, *run]) == 0
@@ -61,7 +61,7 @@ def test_what_sealing_and_coding_add_is_planned(capsys) -> None:
         return tuple(found["methods"][0] | found for found in both)
 
     plain, sealed = added("streaming_diloco", "--sealed")
-    more = sealed["sent_bytes_per_round"] - plain["sent_bytes_per_round"]
+    more = sealed["up_bytes_per_round"] - plain["up_bytes_per_round"]
     assert more == 28 * plain["fragments"] > 28
     assert (plain["added_bytes_per_message"], sealed["added_bytes_per_message"]) == (0, 28)
     free, coded = added("diloco", "--encode-time", "7ns", "--decode-time", "2ns")
@@ -76,12 +76,12 @@ FIELDS = {
     "tokens target_utilisation methods run advice",
     "model": "name parameters layers",
     "link": "topology up_bits_per_s down_bits_per_s latency_s",
-    "methods": "method sync_every_steps tau_steps fragments exchanges sent_bytes_per_round "
-    "received_bytes_per_round puts_per_round gets_per_round meeting_puts_per_round "
-    "meeting_gets_per_round cost_per_round cost_per_day cost sent_bytes_per_day "
-    "received_bytes_per_day peak_sent_bytes_per_step peak_sent_bits_per_s utilisation limit fits "
-    "step_s target_bits_per_s required_bits_per_s tokens_per_day steps wall_s sent_bytes "
-    "received_bytes error",
+    "methods": "method sync_every_steps tau_steps fragments exchanges up_bytes_per_round "
+    "down_bytes_per_round times_fewer puts_per_round gets_per_round meeting_puts_per_round "
+    "meeting_gets_per_round cost_per_round cost_per_day cost up_bytes_per_day "
+    "down_bytes_per_day peak_up_bytes_per_step peak_up_bits_per_s utilisation limit fits "
+    "step_s target_bits_per_s required_bits_per_s tokens_per_day steps wall_s up_bytes "
+    "down_bytes error",
     "required_bits_per_s": "0.5 0.8 0.9 0.95 0.99",
     "advice": "target_utilisation recommended closest changes loss_source currency",
     "recommended": "method python forecast loss_share bill",
@@ -101,7 +101,7 @@ def names_in(value: dict | list) -> Iterator[str]:
 def test_the_fields_of_the_json_are_frozen(capsys) -> None:
     """Others read them: a new one is fine, a lost or a changed one is a new format."""
     found = planned(capsys, *PLAN, "--tokens-per-step", "64k", "--tokens", "300B")
-    assert found["format"] == 2
+    assert found["format"] == 3
     first, ddp = found["advice"]["recommended"][0], found["methods"][0]
     assert first["forecast"].keys() == ddp.keys()
     # of ddp, which waits 50 ms after every step of 800
@@ -109,7 +109,7 @@ def test_the_fields_of_the_json_are_frozen(capsys) -> None:
     for name, fields in FIELDS.items():
         value = {"": found, **found, **found["advice"], **ddp, **first}[name]
         assert {*fields.split()} == {*(value[0] if isinstance(value, list) else value)}, name
-    types = {"sent_bytes": int, "utilisation": float, "limit": str, "fits": bool}
+    types = {"up_bytes": int, "utilisation": float, "limit": str, "fits": bool}
     types["cost"] = type(None)
     assert {name: type(ddp[name]) for name in types} == types
     assert [row["method"] for row in found["methods"]] == list(presets.names())
@@ -258,10 +258,10 @@ def test_a_run_is_planned_over_another_link(capsys, simulated) -> None:
     assert (found["workers"], found["step_s"], found["link"]["topology"]) == (2, 0.1, "ring")
     (row,) = found["methods"]
     assert (row["method"], row["sync_every_steps"], row["steps"]) == ("diloco", 5, 13)
-    assert row["sent_bytes"] == summary["sent_bytes_per_worker"] == found["run"]["sent_nbytes"]
-    assert row["received_bytes"] == summary["received_bytes_per_worker"]
+    assert row["up_bytes"] == summary["sent_bytes_per_worker"] == found["run"]["sent_nbytes"]
+    assert row["down_bytes"] == summary["received_bytes_per_worker"]
     # 13 steps, and three exchanges of which each has its bits and two latencies.
-    bits_s = 8 * row["sent_bytes"] / 1e6
+    bits_s = 8 * row["up_bytes"] / 1e6
     assert 1.3 + bits_s + 3 * 0.04 < row["wall_s"] < 1.3 + 1.1 * bits_s + 3 * 0.05
     assert found["run"]["steps"] == 13
     others = ("--methods", "muloco:bits=2,ddp", "--tokens", "1M", "--workers", "5")

@@ -25,7 +25,7 @@ from thinwire.plan.advice import (
     choices,
 )
 from thinwire.plan.compute import Compute
-from thinwire.plan.forecast import bill
+from thinwire.plan.forecast import bill, forecast
 from thinwire.plan.job import Job, Prices
 from thinwire.plan.link import TOPOLOGIES, Link
 from thinwire.plan.shape import Shape
@@ -122,7 +122,10 @@ SITUATIONS = [
 def test_ten_situations_by_arithmetic(n, layers, workers, step_s, mbit, ms, text, nbytes):
     link, compute = Link.of(mbit * 1e6, latency_s=ms / 1e3), Compute(step_s=step_s)
     (first, *_) = advise(job(n, layers, workers, compute=compute, link=link)).recommended
-    assert (first.choice.text, first.forecast.sent_bytes_per_round) == (text, nbytes)
+    assert (first.choice.text, first.forecast.down_bytes_per_round) == (
+        text,
+        (workers - 1) * nbytes,
+    )
     exchange_s = (workers - 1) * (ms / 1e3 + 8 * nbytes / (mbit * 1e6))
 
     def share(every: int) -> float:
@@ -211,12 +214,14 @@ def test_bills_add_up():
     assert costs.worker_hours == pytest.approx(4 * first.forecast.wall_s / 3600)
     busy_hours = 4 * first.forecast.steps * planned.compute.step_s / 3600
     assert costs.waiting_hours == pytest.approx(costs.worker_hours - busy_hours)
-    traffic = 4 * first.forecast.received_bytes
+    traffic = 4 * first.forecast.up_bytes
     assert costs.cost == pytest.approx(2 * costs.worker_hours + 0.5 * traffic / 1e9)
     day = bill(replace(first.forecast, wall_s=None), planned)
     assert day.hours == 24
-    assert day.traffic_bytes == 4 * first.forecast.received_bytes_per_day
+    assert day.traffic_bytes == 4 * first.forecast.up_bytes_per_day
+    assert first.forecast.up_bytes_per_day == first.forecast.down_bytes_per_day
     # Through a store, a worker uploads each message once, whoever reads it.
-    day = bill(replace(first.forecast, wall_s=None), replace(planned, topology=TOPOLOGIES["star"]))
-    assert day.traffic_bytes == 4 * first.forecast.sent_bytes_per_day
-    assert first.forecast.received_bytes_per_day == 3 * first.forecast.sent_bytes_per_day
+    star = replace(planned, topology=TOPOLOGIES["star"])
+    row = forecast(first.choice.method(), star)
+    assert bill(row, star).traffic_bytes == 4 * row.up_bytes
+    assert row.down_bytes_per_day == 3 * row.up_bytes_per_day

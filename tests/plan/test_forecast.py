@@ -9,6 +9,7 @@ from thinwire.cli.plan import job_text, link_text, verdict
 from thinwire.elastic import alive
 from thinwire.elastic.transport import Elastic
 from thinwire.errors import ConfigurationError
+from thinwire.exchange import Gather
 from thinwire.plan.compute import PEAK_TFLOPS_PER_S, Compute, peak_flops_per_s
 from thinwire.plan.forecast import UTILISATIONS, Forecast, RefusedMethod, forecast, forecasts
 from thinwire.plan.job import SIGN_OF_LIFE_S, Job, Prices
@@ -33,19 +34,24 @@ def test_a_forecast_says_what_traffic_and_simulation_say(method, workers: int) -
     found, sent = forecast(method, asked), traffic(method, asked.shape, workers=workers)
     every, steps = sent.sync_every, -(-30_011 // (workers * 100))
     assert found.steps == steps
-    assert found.sent_bytes_per_round == sent.sent_per_round
-    assert found.received_bytes_per_round == sent.received_per_round
-    assert found.sent_bytes == sent.sent_after(steps)
-    assert found.received_bytes == sent.received_after(steps)
-    assert found.peak_sent_bytes_per_step == sent.peak_sent_per_step
-    assert found.peak_sent_bits_per_s == 80 * sent.peak_sent_per_step
+    assert found.down_bytes_per_round == sent.received_per_round
+    assert found.down_bytes == sent.received_after(steps)
+    assert found.peak_up_bits_per_s == 80 * found.peak_up_bytes_per_step
+    # In a ring, workers forward what others receive; a store or a server takes a message once.
+    star, by_server = forecast(method, replace(asked, topology=Star())), "server" in found.exchanges
+    for each, is_relayed in ((star, True), (found, by_server)):
+        peak = sent.on_links(relayed=is_relayed).peak_sent_per_step
+        ups = (each.up_bytes_per_round, each.up_bytes, each.peak_up_bytes_per_step)
+        once = (sent.sent_per_round, sent.sent_after(steps), sent.peak_sent_per_step)
+        often = (sent.received_per_round, sent.received_after(steps), peak)
+        assert ups == (once if is_relayed else often)
     # Ten thousand rounds forget how the first began and the last ended.
     rounds = 10_000 // every
     long_s = simulate(asked.scenario(sent), steps=rounds * every).wall_s / (rounds * every)
     assert found.step_s == pytest.approx(long_s, rel=1e-3)
     assert found.utilisation == pytest.approx(0.1 / found.step_s)
-    sent_per_day = 86_400 / found.step_s / every * sent.sent_per_round
-    assert found.sent_bytes_per_day == pytest.approx(sent_per_day)
+    down_per_day = 86_400 / found.step_s / every * sent.received_per_round
+    assert found.down_bytes_per_day == pytest.approx(down_per_day)
     assert found.tokens_per_day == pytest.approx(86_400 / found.step_s * 100 * workers)
     for steps in (1, 29, 31, 2_000, 4_003):
         wall_s = simulate(asked.scenario(sent), steps=steps).wall_s
@@ -68,6 +74,19 @@ def test_the_bandwidth_that_is_required_is_enough_and_less_is_not(method) -> Non
         assert not of(rate * 0.98, share).fits
 
 
+def test_bytes_of_a_round_on_paper() -> None:
+    # 8 workers; 30,021 numbers in fp32 and a header of 64 bytes for each of the 7 others.
+    asked, payload = job(workers=8, shape=Shape.of_size(30_021, 1)), 4 * 30_021 + 64
+    gather = replace(presets.diloco(), exchange=Gather())
+    ring, star = (forecast(gather, replace(asked, topology=of)) for of in (Ring(), Star()))
+    assert (ring.up_bytes_per_round, ring.down_bytes_per_round) == (7 * payload, 7 * payload)
+    assert (star.up_bytes_per_round, star.down_bytes_per_round) == (payload, 7 * payload)
+    # 30 steps of 2 x 7/8 of the vector in 16 bits, up and as much down.
+    all_reduce = 30 * 2 * 7 / 8 * 2 * 30_021
+    assert ring.times_fewer == pytest.approx(2 * all_reduce / (14 * payload))
+    assert star.times_fewer == pytest.approx(2 * all_reduce / (8 * payload))
+
+
 def test_what_limits() -> None:
     method = presets.diloco()
     assert forecast(method, job(link=Link.of(1e3))).limit == "bandwidth"
@@ -79,7 +98,8 @@ def test_what_limits() -> None:
     assert set(far.required_bits_per_s.values()) == {math.inf}
     alone = forecast(presets.ddp(), job(workers=1))
     assert set(alone.required_bits_per_s.values()) == {0.0}
-    assert (alone.utilisation, alone.limit, alone.sent_bytes) == (1.0, "compute", 0)
+    assert (alone.utilisation, alone.limit, alone.up_bytes) == (1.0, "compute", 0)
+    assert alone.times_fewer is None
     up_slow = Link(up_bits_per_s=1e5, down_bits_per_s=1e9, latency_s=0)
     ring, star = (job(workers=5, link=up_slow, topology=t) for t in (Ring(), Star()))
     assert forecast(presets.ddp(), ring).utilisation != forecast(presets.ddp(), star).utilisation

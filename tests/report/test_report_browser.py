@@ -377,7 +377,7 @@ def test_a_narrow_window_shows_what_matters_first_and_the_rest_by_the_keyboard(
     browser, many_file
 ) -> None:
     with window(browser, many_file, width=400) as page:
-        assert visible(page, "#results thead th") == ["method", "loss", "sent"]
+        assert visible(page, "#results thead th") == ["method", "loss", "times fewer, store"]
         assert visible(page, "#on-link thead th") == ["method", "wall-clock", "computing"]
         assert len(visible(page, "#differences thead th")) == 3
         # Nothing of these has to be scrolled to be seen.

@@ -123,6 +123,25 @@ def test_a_lone_worker_that_sends_nothing_is_not_on_the_front(tmp_path) -> None:
     assert drawn == {"front", "ddp", "muloco:bits=2"}
     (lone,) = (variant for variant in variants if variant.config.workers == 1)
     assert front_of([lone]) == [lone]
+    assert lone.times_fewer == (None, None)
+
+
+def test_bytes_are_up_and_down_beside_a_16_bit_all_reduce(tmp_path) -> None:
+    folder = write_run(tmp_path / "run", config_of("muloco:bits=2"))
+    (variant,) = variants_in(tmp_path)
+    # 23 steps, K = 4: 2 x 3/4 of the vector in 16 bits, as much up as down.
+    up, down = variant.up_and_down(relayed=True)
+    all_reduce = 23 * 2 * 3 / 4 * 2 * shape().parameters
+    assert (down, variant.moved_bytes) == (3 * up, 4 * up)
+    assert variant.up_and_down(relayed=False) == (3 * up, 3 * up)
+    assert variant.times_fewer == pytest.approx((2 * all_reduce / (4 * up), all_reduce / down))
+    cells = dict(zip(results_table([variant]).head, results_table([variant]).rows[0], strict=True))
+    assert (cells["up, store"][1], cells["down"][1]) == (up, down)
+    assert (cells["times fewer, store"][0], cells["point to point"][0]) == ("46", "30")
+    # A worker of an asynchronous run sends to the server alone.
+    change(folder / "summary.json", asynchronous={})
+    (variant,) = variants_in(tmp_path)
+    assert variant.up_and_down(relayed=False) == (up, down)
 
 
 def test_curves_are_means_over_seeds_with_their_errors(tmp_path) -> None:
@@ -175,8 +194,8 @@ def test_methods_have_rows_and_parts_have_columns(tmp_path) -> None:
 
 
 def front(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    given = [SimpleNamespace(sent_bytes=x, loss=SimpleNamespace(mean=y)) for x, y in points]
-    return [(its.sent_bytes, its.loss.mean) for its in front_of(given)]
+    given = [SimpleNamespace(moved_bytes=x, loss=SimpleNamespace(mean=y)) for x, y in points]
+    return [(its.moved_bytes, its.loss.mean) for its in front_of(given)]
 
 
 def test_no_point_beats_those_of_the_front() -> None:
@@ -264,7 +283,6 @@ def test_a_page_of_one_run_without_extras(tmp_path) -> None:
     noted = {"cosine/0": 0.5, "feedback_norm/3": 0.1, "spread/0": 0.02}
     write_run(tmp_path / "run", config_of("ddp", workers=1), loss=1.23456789123, **noted)
     html = html_of(tmp_path)
-    assert "none sent" in html
     assert "There is one method, so nothing differed." in html
     for name in ("differences", "left-out", "contributions"):
         assert f'id="{name}"' not in html

@@ -133,7 +133,8 @@ def test_a_run_that_failed_is_tried_again(tmp_path) -> None:
 def test_a_sound_run_from_before_memory_was_noted_is_shown(tmp_path, capsys) -> None:
     for name, config in configs().items():
         retell(write_run(tmp_path / "runs" / name, config), "_bytes", "")
-        retell(tmp_path / "runs" / name, '"sent"', '"sent_bytes"')
+        for way in ("sent", "received"):
+            retell(tmp_path / "runs" / name, f'"{way}"', f'"{way}_bytes"')
     comparing = ["compare", "--methods", ",".join(METHODS), "--out", str(tmp_path / "runs")]
     assert main(comparing) == 0
     assert capsys.readouterr().out.count("not recorded") == 3

@@ -14,7 +14,7 @@ from thinwire.cli.output import say, table
 from thinwire.experiments import Comparison
 from thinwire.experiments.comparison import TuningResult
 from thinwire.experiments.runners import PlannedRun
-from thinwire.plan.units import nbytes_text
+from thinwire.plan.units import nbytes_text, times_text
 from thinwire.runs.statistics import Estimate
 from thinwire.runs.status import RunStatus
 from thinwire.runs.variants import Variant
@@ -83,8 +83,8 @@ class _Bar(Observer):
         )
 
     def record(self, record: dict[str, Any]) -> None:
-        self._last = record
-        measured = f"loss {record['loss']:.4f} {nbytes_text(record['sent_bytes']):>7}"
+        self._last, moved = record, record["sent_bytes"] + record["received_bytes"]
+        measured = f"loss {record['loss']:.4f} {nbytes_text(moved):>7}"
         self._display.progress.update(self._task, completed=record["step"], measured=measured)
 
     def fail(self, why: str) -> None:
@@ -113,10 +113,11 @@ def comparison_tables(comparison: Comparison) -> Iterator[Table]:
         )
     yield table(
         "validation loss of the outer parameters in nats per token; bytes per worker",
-        ("method", "loss", "sent", "received", "peak/step", "memory", "wall s"),
+        ("method", "loss", "up", "down", "times fewer", "memory", "wall s"),
         [(row.spec.label, _text(row.loss), *_measured(row.variant)) for row in comparison.rows],
-        caption="± standard error over seeds; memory: weights, inner state, anchor, outer state "
-        "and feedback, over the weights",
+        caption="± standard error over seeds; up: through a store, point to point as much as down; "
+        "times fewer: up + down, than a 16-bit all-reduce at every step, store and point to point; "
+        "memory: weights, inner state, anchor, outer state and feedback, over the weights",
     )
     if len(comparison.rows) > 1:
         yield table(
@@ -136,9 +137,8 @@ def _measured(variant: Variant | None) -> list[str]:
         return ["-"] * 5
     memory = variant.memory_ratio
     return [
-        nbytes_text(variant.sent_bytes),
-        nbytes_text(variant.mean(lambda run: run.summary.received_bytes_per_worker)),
-        nbytes_text(variant.mean(lambda run: run.summary.peak_sent_bytes_per_step)),
+        *map(nbytes_text, variant.up_and_down(relayed=True)),
+        ", ".join(map(times_text, variant.times_fewer)),
         "not recorded" if memory is None else f"{memory:.2f} x",
         f"{variant.mean(lambda run: run.summary.wall_s):.1f}",
     ]

@@ -33,7 +33,8 @@ def closing_line(summary: Mapping[str, Any], out: Path) -> str:
     return (
         f"{summary['method']}: validation loss {summary['val_loss']:.4f} after "
         f"{summary['tokens']:,} tokens in {summary['wall_s']:.1f} s; {one} "
-        f"{summary['workers']} workers sent {nbytes_text(summary['sent_bytes_per_worker'])}; "
+        f"{summary['workers']} workers sent {nbytes_text(summary['sent_bytes_per_worker'])} "
+        f"(a payload once) and received {nbytes_text(summary['received_bytes_per_worker'])}; "
         f"outer_digest {summary['outer_digest'][:12]}; {out}"
     )
 

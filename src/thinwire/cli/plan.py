@@ -24,6 +24,7 @@ from thinwire.plan.units import (
     parse_share,
     rate_text,
     share_text,
+    times_text,
 )
 
 if TYPE_CHECKING:
@@ -264,11 +265,11 @@ def verdict(fitting: Sequence[str], methods: int, target: float) -> str:
 def _tables(job: Job, rows: Sequence[Forecast]) -> Iterator[Table]:
     from thinwire.plan.forecast import UTILISATIONS
 
-    title = "bytes that each worker sends, and how busy it is"
-    head = ("method", "H", "a round", "a day", "peak bit/s", "busy", "limit", "fits")
+    title = "bytes of a worker in a round; times fewer than a 16-bit all-reduce moves"
+    head = ("method", "H", "up", "down", "fewer", "peak bit/s", "busy", "limit", "fits")
     yield title, head, [_outcome(row) for row in rows]
     if job.tokens_per_step is not None:
-        head = ("method", "tokens a day", "wall-clock", "sent", "received")
+        head = ("method", "tokens a day", "wall-clock", "up", "down")
         title = "the run: tokens of all workers, bytes of each"
         yield title, head[:2] if job.tokens is None else head, [_run(row) for row in rows]
     if job.prices is not None and job.prices.egress_per_gb is not None:
@@ -282,13 +283,14 @@ def _tables(job: Job, rows: Sequence[Forecast]) -> Iterator[Table]:
 
 
 def _outcome(row: Forecast) -> tuple[str, ...]:
-    """Bytes that a worker sends, at what rate at most, and how busy the link keeps it."""
+    """Bytes of a worker, at what rate it sends at most, and how busy the link keeps it."""
     return (
         row.method,
         str(row.sync_every_steps),
-        nbytes_text(row.sent_bytes_per_round),
-        nbytes_text(row.sent_bytes_per_day),
-        _bits(row.peak_sent_bits_per_s, none="0"),
+        nbytes_text(row.up_bytes_per_round),
+        nbytes_text(row.down_bytes_per_round),
+        times_text(row.times_fewer),
+        _bits(row.peak_up_bits_per_s, none="0"),
         share_text(row.utilisation),
         row.limit,
         "yes" if row.fits else "no",
@@ -298,10 +300,10 @@ def _outcome(row: Forecast) -> tuple[str, ...]:
 def _run(row: Forecast) -> tuple[str, ...]:
     """Tokens of a day, and the whole run if its length is known."""
     day = count_text(row.tokens_per_day or 0)
-    if row.wall_s is None or row.sent_bytes is None or row.received_bytes is None:
+    if row.wall_s is None or row.up_bytes is None or row.down_bytes is None:
         return row.method, day
-    sent, received = nbytes_text(row.sent_bytes), nbytes_text(row.received_bytes)
-    return row.method, day, duration_text(row.wall_s), sent, received
+    up, down = nbytes_text(row.up_bytes), nbytes_text(row.down_bytes)
+    return row.method, day, duration_text(row.wall_s), up, down
 
 
 def _cost(row: Forecast, workers: int) -> tuple[str, ...]:
@@ -313,7 +315,7 @@ def _cost(row: Forecast, workers: int) -> tuple[str, ...]:
         row.method,
         str(workers * row.puts_per_round + row.meeting_puts_per_round),
         str(workers * row.gets_per_round + row.meeting_gets_per_round),
-        nbytes_text(workers * row.received_bytes_per_round),
+        nbytes_text(workers * row.down_bytes_per_round),
         *(money_text(cost) for cost in costs if cost is not None),
     )
 

@@ -38,6 +38,7 @@ def logged(outer: OuterLoop) -> dict[str, float]:
     return {
         "outer/rounds": stats.rounds,
         "outer/sent_bytes": stats.sent_bytes,
+        "outer/received_bytes": stats.received_bytes,
         "outer/wait_s": round(stats.wait_s, 3),
         "outer/workers": outer.workers,
     }

@@ -21,9 +21,9 @@ class LightningCallback(Callback):
 
     It steps the outer loop after every optimizer step, validates the outer parameters, saves the
     outer state in Lightning's checkpoints, and logs `outer/rounds`, `outer/sent_bytes`,
-    `outer/wait_s` and `outer/workers`. At the end it exchanges what was trained since the last
-    round, and leaves the outer parameters in the module. All workers build the module from the same
-    seed.
+    `outer/received_bytes`, `outer/wait_s` and `outer/workers`. At the end it exchanges what was
+    trained since the last round, and leaves the outer parameters in the module. All workers build
+    the module from the same seed.
 
     In an elastic run (`tw.transport.Elastic`) the Trainer's step and schedules are those of the
     run: a worker that joins late, or catches up, continues at the step of the others. Use a

@@ -27,9 +27,9 @@ class TransformersCallback(TrainerCallback):
 
     It steps the outer loop after every optimizer step (not after every micro-batch), evaluates the
     outer parameters, saves the outer state in the Trainer's checkpoints, and logs `outer/rounds`,
-    `outer/sent_bytes`, `outer/wait_s` and `outer/workers`. `thinwire status` shows the logged loss
-    of an elastic run. At the end it exchanges what was trained since the last round, and leaves the
-    outer parameters in the model.
+    `outer/sent_bytes`, `outer/received_bytes`, `outer/wait_s` and `outer/workers`. `thinwire
+    status` shows the logged loss of an elastic run. At the end it exchanges what was trained since
+    the last round, and leaves the outer parameters in the model.
 
     In an elastic run (`tw.transport.Elastic`) the Trainer's step and schedule are those of the run:
     a worker that joins late, or catches up, continues at the step of the others. Use a

@@ -396,7 +396,7 @@ def advice_table(advice: Advice, job: Job) -> Table:
     title = f"what to run: busy {busy} of the time or more, least measured loss first"
     if not advice.recommended:
         title = f"nothing tried is busy {busy} of the time; the busiest"
-    head: tuple[str, ...] = ("", "method", "H", "a round", "busy", "loss")
+    head: tuple[str, ...] = ("", "method", "H", "up + down", "busy", "loss")
     if job.prices is not None:
         per = "run" if job.tokens is not None else "day"
         head = (*head, f"{per}, {job.prices.currency}")
@@ -410,7 +410,7 @@ def advice_table(advice: Advice, job: Job) -> Table:
             # H has a column, and the rest is in the line to paste.
             replace(row.choice, sync_every=None, parameters=None, exchange=None).text,
             str(found.sync_every_steps),
-            nbytes_text(found.sent_bytes_per_round),
+            nbytes_text(found.up_bytes_per_round + found.down_bytes_per_round),
             share_text(found.utilisation),
             "not measured"
             if math.isinf(share)

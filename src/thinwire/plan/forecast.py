@@ -14,6 +14,7 @@ from thinwire.plan.simulate import (
     simulate,
     steady_utilisation,
 )
+from thinwire.transport.metered import times_fewer
 
 UTILISATIONS: Final = (0.5, 0.8, 0.9, 0.95, 0.99)
 """Utilisations for which the bandwidth is computed: those of Streaming DiLoCo's Table 4."""
@@ -32,12 +33,15 @@ class Forecast:
         tau_steps: inner steps that an answer may take.
         fragments: number of fragments.
         exchanges: kinds: gather, reduce_scatter, pairs, server.
-        sent_bytes_per_round: each message counted once, as a run counts.
-        received_bytes_per_round: from all other workers.
-        sent_bytes_per_day: at this utilisation.
-        received_bytes_per_day: at this utilisation.
-        peak_sent_bytes_per_step: the most that is due after one step.
-        peak_sent_bits_per_s: rate that sends these bytes within the next step.
+        up_bytes_per_round: that leave through the worker's link: each message once in a star, or to
+            a server; in a ring as much as arrives.
+        down_bytes_per_round: from all other workers.
+        times_fewer: bytes, up + down, than a ring all-reduce of 16-bit gradients at every step;
+            None without any.
+        up_bytes_per_day: at this utilisation.
+        down_bytes_per_day: at this utilisation.
+        peak_up_bytes_per_step: the most that is due after one step.
+        peak_up_bits_per_s: rate that sends these bytes within the next step.
         utilisation: share of the time in which inner steps are computed.
         limit: the largest part of the other time.
         fits: the utilisation reaches the target.
@@ -48,8 +52,8 @@ class Forecast:
         tokens_per_day: of all workers; None if unknown.
         steps: of the whole run.
         wall_s: of the whole run, its end included.
-        sent_bytes: in the whole run.
-        received_bytes: in the whole run.
+        up_bytes: in the whole run.
+        down_bytes: in the whole run.
         puts_per_round: objects that a worker writes to an object store.
         gets_per_round: objects that it reads.
         meeting_puts_per_round: puts and lists of all elastic workers to agree on their members.
@@ -64,12 +68,13 @@ class Forecast:
     tau_steps: int
     fragments: int
     exchanges: tuple[str, ...]
-    sent_bytes_per_round: int
-    received_bytes_per_round: int
-    sent_bytes_per_day: float
-    received_bytes_per_day: float
-    peak_sent_bytes_per_step: int
-    peak_sent_bits_per_s: float
+    up_bytes_per_round: int
+    down_bytes_per_round: int
+    times_fewer: float | None
+    up_bytes_per_day: float
+    down_bytes_per_day: float
+    peak_up_bytes_per_step: int
+    peak_up_bits_per_s: float
     utilisation: float
     limit: str
     fits: bool
@@ -79,8 +84,8 @@ class Forecast:
     tokens_per_day: float | None = None
     steps: int | None = None
     wall_s: float | None = None
-    sent_bytes: int | None = None
-    received_bytes: int | None = None
+    up_bytes: int | None = None
+    down_bytes: int | None = None
     puts_per_round: int
     gets_per_round: int
     meeting_puts_per_round: int = 0
@@ -163,6 +168,8 @@ def forecast(
     (0.484, 'bandwidth', False)
     """
     sent = job.traffic(method)
+    carried = sent.on_links(relayed=job.topology.name == "star")
+    up, down = carried.sent_per_round, carried.received_per_round
     scenario = job.scenario(sent)
     utilisation = steady_utilisation(scenario)
     what = f"plan for {method.name} over so slow a link"
@@ -182,20 +189,27 @@ def forecast(
     if (steps := job.steps) is not None:
         wall_s = _wall_s(scenario, steps, step_s)
         known |= {"steps": steps, "wall_s": wall_s, "cost": job.store_cost(sent, wall_s, steps)}
-        known["sent_bytes"] = sent.sent_after(steps)
-        known["received_bytes"] = sent.received_after(steps)
+        known["up_bytes"] = carried.sent_after(steps)
+        known["down_bytes"] = carried.received_after(steps)
     return Forecast(
         method=method.name,
         sync_every_steps=sent.sync_every,
         tau_steps=sent.tau,
         fragments=len(sent.messages),
         exchanges=tuple(sorted({message.exchange for message in sent.messages})),
-        sent_bytes_per_round=sent.sent_per_round,
-        received_bytes_per_round=sent.received_per_round,
-        sent_bytes_per_day=rounds_per_day * sent.sent_per_round,
-        received_bytes_per_day=rounds_per_day * sent.received_per_round,
-        peak_sent_bytes_per_step=sent.peak_sent_per_step,
-        peak_sent_bits_per_s=8 * sent.peak_sent_per_step / job.compute.step_s,
+        up_bytes_per_round=up,
+        down_bytes_per_round=down,
+        times_fewer=times_fewer(
+            up,
+            down,
+            workers=job.workers,
+            parameters=job.shape.parameters,
+            steps=sent.sync_every,
+        ),
+        up_bytes_per_day=rounds_per_day * up,
+        down_bytes_per_day=rounds_per_day * down,
+        peak_up_bytes_per_step=carried.peak_sent_per_step,
+        peak_up_bits_per_s=8 * carried.peak_sent_per_step / job.compute.step_s,
         utilisation=utilisation,
         limit=_limit(scenario, utilisation),
         fits=utilisation >= target,
@@ -274,15 +288,13 @@ def bill(row: Forecast, job: Job) -> Bill:
     (48.0, 24.8, 96)
     """
     seconds, busy, store_cost = _DAY_S, row.utilisation, row.cost_per_day
-    sent, received = row.sent_bytes_per_day, row.received_bytes_per_day
+    up = row.up_bytes_per_day
     is_of_run = row.wall_s is not None
     if row.wall_s is not None and row.steps is not None:
         seconds, store_cost = row.wall_s, row.cost
-        sent, received = row.sent_bytes or 0, row.received_bytes or 0
+        up = row.up_bytes or 0
         busy = min(1.0, job.compute.step_s * row.steps / seconds)
-    # Around a ring, workers also forward each other's messages: as much leaves as arrives.
-    is_relayed = job.topology.name == "star" or row.exchanges == ("server",)
-    traffic = job.workers * float(sent if is_relayed else received)
+    traffic = job.workers * float(up)
     prices = job.prices or Prices()
     worker_hours = job.workers * seconds / _HOUR_S
     waiting_hours = worker_hours * (1 - busy)

@@ -14,7 +14,7 @@ from thinwire.plan.calibration import Calibration
 from thinwire.plan.forecast import Forecast, RefusedMethod, Row, bill
 from thinwire.plan.job import Job
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Changes when a field goes or changes its meaning; new fields may come without a change."""
 
 
@@ -44,7 +44,7 @@ def plan_record(
     ...     shape=Shape.of_size(1000, 2), workers=2, compute=Compute(step_s=1), link=Link.of(1e6)
     ... )
     >>> record = plan_record(job, forecasts([presets.diloco()], job), target=0.9)
-    >>> record["link"]["up_bits_per_s"], record["methods"][0]["sent_bytes_per_round"]
+    >>> record["link"]["up_bits_per_s"], record["methods"][0]["up_bytes_per_round"]
     (1000000.0, 4064)
     """
     run: dict[str, Any] = {}

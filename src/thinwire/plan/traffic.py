@@ -3,13 +3,13 @@
 Sizes are those of the codecs and exchanges themselves, bound to the layout that a run would have.
 Nothing is estimated, and nothing is sent. Bytes are counted as a run counts them: each payload
 once, as the transport receives it, with its header and the bytes of sealing, and both halves of a
-reduction. Introductions are not counted.
+reduction. Introductions are not counted. `Traffic.on_links` has what a worker's link carries.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from thinwire.errors import check
 from thinwire.exchange import Pattern, Sizes
@@ -18,6 +18,7 @@ from thinwire.fragments.layout import Layout
 from thinwire.method import Method
 from thinwire.outer import DelayedNesterov
 from thinwire.plan.shape import Shape
+from thinwire.transport.metered import up_and_down
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +79,24 @@ class Traffic:
     tau: int
     messages: tuple[MessageSpec, ...]
     workers: int
+
+    def on_links(self, *, relayed: bool) -> Traffic:
+        """The same messages, of which those sent count as often as a worker's link carries them.
+
+        Args:
+            relayed: through a store or a hub, which takes each once, as a server does.
+
+        >>> from thinwire import presets
+        >>> plan = traffic(presets.diloco(), Shape.of_size(1000, 2), workers=4)
+        >>> plan.sent_per_round, plan.on_links(relayed=False).sent_per_round
+        (4064, 12192)
+        """
+        messages = list[MessageSpec]()
+        for m in self.messages:
+            by_relay = relayed or m.exchange == "server"
+            up, _ = up_and_down(m.sent_nbytes, m.received_nbytes, relayed=by_relay)
+            messages.append(replace(m, sent_nbytes=int(up)))
+        return replace(self, messages=tuple(messages))
 
     def sent_after(self, steps: int) -> int:
         """Bytes that this worker sent in a run of `steps` inner steps with its end."""

@@ -16,7 +16,11 @@ _Axes: TypeAlias = Mapping[str, tuple[str, str, Callable[[RunRecord], float | No
 X_AXES: Final[_Axes] = {
     "steps": ("inner steps", "si", lambda record: record.step),
     "tokens": ("tokens of all workers", "si", lambda record: record.tokens),
-    "bytes": ("bytes sent by a worker", "bytes", lambda record: record.sent_bytes),
+    "bytes": (
+        "bytes of a worker, up + down through a store",
+        "bytes",
+        lambda record: record.sent_bytes + record.received_bytes,
+    ),
     "seconds": ("wall-clock of the run itself", "duration", lambda record: record.wall_s),
 }
 Y_AXES: Final[_Axes] = {
@@ -32,16 +36,16 @@ _LOSS_AXIS: Final = {"title": {"text": "final loss, nats per token"}, "format": 
 
 def senders(variants: Sequence[Variant]) -> list[Variant]:
     """The variants that send bytes, which a lone worker does not; all if none does."""
-    return [variant for variant in variants if variant.sent_bytes] or list(variants)
+    return [variant for variant in variants if variant.moved_bytes] or list(variants)
 
 
 def front_of(variants: Sequence[Variant]) -> list[Variant]:
     """The Pareto front, by rising bytes: senders that no other beats in both loss and bytes."""
-    points = [(its.sent_bytes, its.loss.mean, its) for its in senders(variants)]
+    points = [(its.moved_bytes, its.loss.mean, its) for its in senders(variants)]
     return [
         variant
-        for sent, loss, variant in sorted(points, key=lambda point: point[:2])
-        if not any(s <= sent and v <= loss and (s, v) != (sent, loss) for s, v, _ in points)
+        for moved, loss, variant in sorted(points, key=lambda point: point[:2])
+        if not any(m <= moved and v <= loss and (m, v) != (moved, loss) for m, v, _ in points)
     ]
 
 
@@ -118,7 +122,7 @@ def front_chart(variants: Sequence[Variant]) -> Chart:
     stairs: dict[str, Any] = {
         "name": "front",
         "mode": "lines",
-        "x": [variant.sent_bytes for variant in front],
+        "x": [variant.moved_bytes for variant in front],
         "y": [variant.loss.mean for variant in front],
         "line": {"shape": "hv", "width": 1.5, "dash": [2.5, 5]},
         "meta": {},
@@ -127,7 +131,7 @@ def front_chart(variants: Sequence[Variant]) -> Chart:
         {
             "name": variant.label,
             "mode": mode,
-            "x": [variant.sent_bytes],
+            "x": [variant.moved_bytes],
             "y": [variant.loss.mean],
             "error": [variant.loss.standard_error or 0.0],
             "meta": style,
@@ -135,16 +139,16 @@ def front_chart(variants: Sequence[Variant]) -> Chart:
         for style, variant in zip(styles_of(variants), variants, strict=True)
         if variant in sending
     ]
-    sent = "bytes sent by a worker in the whole run"
+    moved = "bytes of a worker in the whole run, up + down through a store"
     return Chart(
         title="Pareto front of loss and bytes",
         traces=[stairs, *dots],
         layout={
-            "xaxis": {"type": "log", "title": {"text": sent}, "format": "bytes"},
+            "xaxis": {"type": "log", "title": {"text": moved}, "format": "bytes"},
             "yaxis": _LOSS_AXIS,
         },
-        alt="A point for each method, its final validation loss against the bytes that a worker "
-        "sent, and a line through those that none beats in both; the table of results has the "
+        alt="A point for each method, its final validation loss against the bytes of a "
+        "worker, and a line through those that none beats in both; the table of results has the "
         "numbers.",
     )
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from thinwire.plan.units import duration_text, nbytes_text
+from thinwire.plan.units import duration_text, nbytes_text, times_text
 from thinwire.rejection import CLIPPED
 from thinwire.report.charts import curves_of, first_shown, front_of
 from thinwire.report.page import Cell, TextTable
@@ -21,41 +21,39 @@ def results_table(variants: Sequence[Variant]) -> TextTable:
     front = front_of(variants)
     shown = [variants[index] for index in first_shown(variants)]
     best, *_ = rows = ranked(variants)
-    most = max(variant.sent_bytes for variant in variants)
     cells: list[tuple[Cell, ...]] = []
     for variant in rows:
-        loss, sent, config = variant.loss, variant.sent_bytes, variant.config
-        received = variant.mean(lambda run: run.summary.received_bytes_per_worker)
+        loss, config = variant.loss, variant.config
+        up, down = variant.up_and_down(relayed=True)
         peak = variant.mean(lambda run: run.summary.peak_sent_bytes_per_step)
         wall, memory = variant.mean(lambda run: run.summary.wall_s), variant.memory_ratio
         apart = paired_difference(variant.losses, best.losses)
         behind = ("no seed in common", "") if apart is None else (apart.text("+.4f"), apart.mean)
-        fewer = most / sent if sent else 0
-        times = f"{fewer:,.0f} x" if fewer >= 100 else f"{fewer:.3g} x"
         cells.append(
             (
                 variant.label,
                 (loss.text(".4f"), loss.mean),
                 ("the best", 0.0) if variant is best else behind,
-                (nbytes_text(sent), sent),
-                (times, fewer) if sent else ("none sent", ""),
+                (nbytes_text(up), up),
+                (nbytes_text(down), down),
+                *((times_text(fewer), fewer or "") for fewer in variant.times_fewer),
                 "yes" if variant in front else "",
                 str(len(loss.seeds)),
                 str(config.workers),
                 str(config.sync_every),
-                (nbytes_text(received), received),
                 (nbytes_text(peak), peak),
                 ("not recorded", "") if memory is None else (f"{memory:.2f} x", memory),
                 (duration_text(wall), wall),
             )
         )
-    figures = ("loss", "behind the best", "sent", "fewer bytes", "front", "seeds", "K", "H")
+    moved = ("up, store", "down", "times fewer, store", "point to point")
+    figures = ("loss", "behind the best", *moved, "front", "seeds", "K", "H")
     return TextTable(
         title="Results",
         name="results",
-        head=("method", *figures, "received", "peak a step", "memory", "wall-clock"),
+        head=("method", *figures, "peak a step", "memory", "wall-clock"),
         rows=tuple(cells),
-        main=("loss", "sent"),
+        main=("loss", "times fewer, store"),
         rest=[index for index, variant in enumerate(rows) if variant not in shown],
     )
 
@@ -68,7 +66,7 @@ def curves_table(variants: Sequence[Variant]) -> TextTable:
         for place, loss in enumerate(of["validation"]):
             if loss is None:
                 continue
-            step, tokens, sent, training, wall, waited, hidden = (
+            step, tokens, moved, training, wall, waited, hidden = (
                 of[name][place] or 0.0
                 for name in ("steps", "tokens", "bytes", "training", "seconds", "waited", "hidden")
             )
@@ -80,7 +78,7 @@ def curves_table(variants: Sequence[Variant]) -> TextTable:
                     (f"{loss:.4f}" + ("" if error is None else f" ± {error:.4f}"), loss),
                     (f"{training:.4f}", training),
                     (f"{tokens:,.0f}", tokens),
-                    (nbytes_text(sent), sent),
+                    (nbytes_text(moved), moved),
                     *((duration_text(seconds), seconds) for seconds in (wall, waited, hidden)),
                 )
             )
@@ -88,7 +86,7 @@ def curves_table(variants: Sequence[Variant]) -> TextTable:
     return TextTable(
         title="The numbers of these charts",
         name="curves",
-        head=("method", "step", *losses, "tokens", "sent", "wall-clock", "waited", "hidden"),
+        head=("method", "step", *losses, "tokens", "up + down", "wall-clock", "waited", "hidden"),
         rows=tuple(rows),
         main=("step", "validation loss"),
     )

@@ -37,10 +37,12 @@ from thinwire.runs.variants import Variant, repeated_runs, variants_of
 _READING: Final = (
     "Loss: validation loss of the outer parameters at the end, in nats per token; ± one standard "
     "error of the mean over seeds. Behind the best: the mean difference to the lowest loss, paired "
-    "by seed. Bytes are those of one worker, as counted at its transport, headers included. "
-    "Memory: weights, inner state, anchor, outer state and feedback, over the weights. Wall-clock "
-    "is that of the run itself, wherever it ran. Front: no other method has both a lower loss and "
-    "fewer bytes sent."
+    "by seed. Bytes are those of one worker, as counted at its transport, headers included. Up: "
+    "through a store or hub, which takes a payload once, whoever reads it; point to point, as much "
+    "goes up as down. Times fewer: up + down, than a ring all-reduce of 16-bit gradients at every "
+    "step moves; ddp exchanges 32-bit gradients. Memory: weights, inner state, anchor, outer state "
+    "and feedback, over the weights. Wall-clock is that of the run itself, wherever it ran. Front: "
+    "no other method has both a lower loss and fewer bytes, up + down through a store."
 )
 _ON_THE_LINK: Final = (
     "Simulated by the planner of thinwire plan from the messages that each run sent. Every method "
@@ -166,11 +168,11 @@ def run_page(data: ReportData, *, refresh_s: float | None = None) -> Page:
 
 def _summary(data: ReportData) -> list[Block]:
     best, *_ = rows = ranked(data.variants)
-    # Of those that send as little, the one that makes the most of it.
-    least = min(senders(rows), key=lambda variant: variant.sent_bytes)
+    # Of those that move as little, the one that makes the most of it.
+    least = min(senders(rows), key=lambda variant: variant.moved_bytes)
     fewest = f"Fewest bytes: {least.label}, with a loss of {least.loss.text('.4f')}."
     if least is best:
-        fewest = "It also sends the fewest bytes."
+        fewest = "It also moves the fewest bytes."
     trust = "Differences below about two standard errors may be chance."
     if any(len(variant.runs) == 1 for variant in rows):
         trust = "One seed says nothing about how far a difference can be trusted."

@@ -93,7 +93,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
         steps: inner steps of every worker.
         tokens: read by all workers together.
         val_loss: of the outer parameters at the end, in nats per token.
-        sent_bytes_per_worker: counted at the transport.
+        sent_bytes_per_worker: counted at the transport, a payload once, however many receive it.
         received_bytes_per_worker: counted at the transport.
         peak_sent_bytes_per_step: most that a worker sent after one inner step.
         added_nbytes: that sealing added to each message; None where they were not sealed.
@@ -132,7 +132,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         step: inner steps.
         tokens: read by all workers together.
         loss: of training, mean of the workers since the record before.
-        sent_bytes: by a worker.
+        sent_bytes: by a worker, a payload once.
+        received_bytes: by a worker.
         wait_s: waits of a worker for exchanges.
         overlapped_s: of exchanges while it trained.
         wall_s: of the run so far.
@@ -147,6 +148,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     tokens: Count
     loss: Amount
     sent_bytes: Count
+    received_bytes: Count
     wait_s: Amount
     overlapped_s: Amount
     wall_s: Amount

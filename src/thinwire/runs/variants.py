@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 
 from thinwire.runs.schema import FinishedRun, RunConfig, RunRecord, identity_fields
 from thinwire.runs.statistics import Estimate, estimate, mean_curve
+from thinwire.transport.metered import times_fewer, up_and_down
 
 # Where a run happened, how often something was noted, and the seed: not what was trained.
 _NOT_OF_A_VARIANT: Final = ("seed", "method.name", "machine.threads")
@@ -54,10 +55,29 @@ class Variant:
         """Mean validation loss at the end."""
         return estimate(self.losses)
 
+    def up_and_down(self, *, relayed: bool) -> tuple[float, float]:
+        """Bytes of a worker in the whole run, mean over seeds.
+
+        Args:
+            relayed: through a store or a hub, in place of point to point.
+        """
+        sent = self.mean(lambda run: run.summary.sent_bytes_per_worker)
+        received = self.mean(lambda run: run.summary.received_bytes_per_worker)
+        by_server = "asynchronous" in self.runs[0].summary.described
+        return up_and_down(sent, received, relayed=relayed or by_server)
+
     @property
-    def sent_bytes(self) -> float:
-        """By a worker in the whole run, mean over seeds."""
-        return self.mean(lambda run: run.summary.sent_bytes_per_worker)
+    def moved_bytes(self) -> float:
+        """Up + down through a store."""
+        return sum(self.up_and_down(relayed=True))
+
+    @property
+    def times_fewer(self) -> tuple[float | None, float | None]:
+        """Through a store and point to point, than an all-reduce of 16-bit gradients moves."""
+        its = self.runs[0].summary
+        size = {"workers": its.workers, "parameters": its.parameters, "steps": its.steps}
+        store, direct = (self.up_and_down(relayed=relayed) for relayed in (True, False))
+        return times_fewer(*store, **size), times_fewer(*direct, **size)
 
     def mean(self, quantity: Callable[[FinishedRun], float]) -> float:
         """A quantity of a run, mean over seeds."""
