@@ -60,7 +60,7 @@ def borrowed(setting: Setting, arm: str, config: TrainConfig) -> bool:
 
 def kind(method: Method) -> str:
     """What is pooled: sparse, or the inner optimizer."""
-    return "sparse" if "TopK" in repr(method.codec) else type(method.inner).__name__
+    return "sparse" if isinstance(method.codec, codecs.TopK) else type(method.inner).__name__
 
 
 def renamed(setting: Setting, family: str, name: str, **slots: Any) -> Method:
