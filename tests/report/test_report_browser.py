@@ -315,7 +315,7 @@ def test_a_table_is_sorted_and_copied_by_the_keyboard(page) -> None:
     assert page.inner_text("#results .told") == "Copied 7 rows."
     lines = page.evaluate("navigator.clipboard.readText()").splitlines()
     assert len(lines) == 8
-    assert {line.count("\t") for line in lines} == {12}
+    assert {line.count("\t") for line in lines} == {13}
 
 
 def scenarios() -> Generator[tuple[int, Scenario, str]]:
@@ -391,7 +391,7 @@ def test_a_narrow_window_shows_what_matters_first_and_the_rest_by_the_keyboard(
         results.get_by_role("button", name="Show all of it", expanded=False).focus()
         page.keyboard.press("Enter")
         assert results.get_by_role("button", name="Show all of it", expanded=True).count() == 1
-        assert len(visible(page, "#results thead th")) == 13
+        assert len(visible(page, "#results thead th")) == 14
         assert len(visible(page, "#results tbody th")) == MANY
         # The names stay in view when the rest is scrolled to.
         scroll = results.locator(".scroll")
@@ -408,7 +408,7 @@ def test_a_narrow_window_shows_what_matters_first_and_the_rest_by_the_keyboard(
     context = browser.new_context(java_script_enabled=False, viewport={"width": 400, "height": 800})
     page = context.new_page()
     page.goto(many_file.as_uri())
-    assert page.locator("#results thead th:visible").count() == 13
+    assert page.locator("#results thead th:visible").count() == 14
     assert page.locator("#results tbody tr:visible").count() == MANY
     context.close()
 
