@@ -3,7 +3,7 @@
 python benchmarks/asynchronous.py OUT           two cores, about an hour; repeat it to go on
 python benchmarks/asynchronous.py OUT --steps 20 --seeds 0       a trial of all code in a minute
 
-The claims' small setting (claim_settings.py). Each arm has the search of the claims: four
+The claims' small setting (claim_settings.py). Each arm has the same search: four
 candidates with one seed, the best two with a second, at workers 1x to 2x apart. Then all arms run
 at all speeds with three seeds and as many tokens. A run in rounds computes the same at all speeds;
 only its clock differs (`round_s`), so it runs once. "diloco, same time"
@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from claim_settings import SEEDS, SMALL, TUNING_SEEDS, tuned
+from claim_settings import SEEDS, SMALL, tuned
 from setting import setting as machine
 from thinwire import outer
 from thinwire.asynchronous import AsyncOptions
@@ -50,8 +50,13 @@ SPEEDS = {
 TUNED_AT = "1x-2x"
 ROUNDS, SAME_TIME = "diloco", "diloco, same time"
 ARMS = ("async", "async, all H", "async, Nesterov on arrival")
-CANDIDATES = SMALL.candidates["diloco"]
+CANDIDATES = tuple(
+    Rates(inner_lr=lr, outer_lr=outer_lr, outer_momentum=momentum)
+    for lr in (4e-3, 8e-3)
+    for outer_lr, momentum in ((1.0, 0.0), (0.8, 0.6))
+)
 EVALUATE_STEPS = 60
+TUNING_SEEDS = (0, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,7 +251,7 @@ def main() -> None:
 
 
 def measure(given: argparse.Namespace, pool: Executor) -> dict[str, Any]:
-    chosen = {ROUNDS: tuned(SMALL).rates["diloco"]}
+    chosen = {ROUNDS: Rates(**tuned(SMALL).chosen["diloco"])}
     searched: dict[str, Any] = {}
     for arm in given.arms:
         chosen[arm], searched[arm] = search(arm, given.steps, given.out, pool)

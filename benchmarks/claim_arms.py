@@ -9,10 +9,9 @@ from typing import Any
 
 import thinwire as tw
 from claim_settings import FAMILIES, Setting
+from claim_tuning import with_settings
 from thinwire import codecs
 from thinwire.codecs import Identity, Linear, Quantise, Statistical, Tensors
-from thinwire.experiments import Rates
-from thinwire.experiments.grid import with_rates
 from thinwire.feedback import ErrorFeedback, NoFeedback
 from thinwire.method import Method
 from thinwire.train.config import TrainConfig
@@ -40,11 +39,8 @@ def arms(setting: Setting) -> dict[str, TrainConfig]:
     for method in (method for group in groups for method in group(setting)):
         found[method.name] = setting.config(method)
     found |= _teams(setting, found) | _gossip(setting)
-    own = {arm: setting.rates.get(arm, Rates()) for arm in found}
-    return {
-        arm: replace(c, method=with_rates(c.method, sync_every=None, rates=own[arm]))
-        for arm, c in found.items()
-    }
+    own = {arm: setting.chosen.get(arm, {}) for arm in found}
+    return {arm: replace(c, method=with_settings(c.method, own[arm])) for arm, c in found.items()}
 
 
 def borrowed(setting: Setting, arm: str, config: TrainConfig) -> bool:
@@ -55,7 +51,7 @@ def borrowed(setting: Setting, arm: str, config: TrainConfig) -> bool:
     ['diloco H=5', 'diloco H=30']
     """
     of_setting = (setting.workers, setting.sync_every if config.method.sync_every > 1 else 1)
-    return (config.workers, config.method.sync_every) != of_setting and arm not in setting.rates
+    return (config.workers, config.method.sync_every) != of_setting and arm not in setting.chosen
 
 
 def kind(method: Method) -> str:

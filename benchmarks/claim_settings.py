@@ -1,7 +1,7 @@
-"""The two sizes at which claims are tested, and the search for each method's rates at them.
+"""The two sizes at which claims are tested.
 
 A setting says what all runs share; a family is what is tuned together and lends its rates to all
-arms that differ in nothing but what is claimed about.
+arms that differ in nothing but what is claimed about (claim_tuning.py).
 """
 
 import dataclasses
@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from claim_tuning import Settings, with_settings
 from thinwire.codecs import Identity
-from thinwire.experiments import Experiment, Rates, Tuning, product
+from thinwire.experiments import Rates
 from thinwire.experiments.grid import with_changes, with_rates
 from thinwire.method import Method
 from thinwire.train.config import TrainConfig
@@ -30,7 +31,6 @@ FAMILIES = (
     "demo",
 )
 SEEDS = (0, 1, 2)
-TUNING_SEEDS = (0, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +48,7 @@ class Setting:
         jobs: runs at a time.
         step_s: of an inner step, where wall-clock is planned.
         links_bits_per_s: over which it is planned.
-        candidates: what the search tries for each family; four for each.
-        rates: what it chose for a family, or for an arm alone.
+        chosen: settings that a search chose for a family, or for an arm of another K or H alone.
     """
 
     name: str
@@ -62,14 +61,14 @@ class Setting:
     jobs: int
     step_s: float
     links_bits_per_s: Mapping[str, float]
-    candidates: Mapping[str, tuple[Rates, ...]]
-    rates: Mapping[str, Rates] = field(default_factory=dict)
+    chosen: Mapping[str, Settings] = field(default_factory=dict)
 
     def method(self, family: str) -> Method:
         """The recipe's method of a family, with this setting's H and rates."""
         method = _method(family)
         every = self.sync_every if method.sync_every > 1 else None
-        return with_rates(method, sync_every=every, rates=self.rates.get(family, Rates()))
+        method = with_rates(method, sync_every=every, rates=Rates())
+        return with_settings(method, self.chosen.get(family, {}))
 
     def config(self, method: Method, workers: int | None = None) -> TrainConfig:
         """A run of `method`."""
@@ -96,57 +95,6 @@ _TEXTS = {
 }
 
 
-def search(setting: Setting, families: tuple[str, ...] = FAMILIES) -> Experiment:
-    """The search for the families' rates: equally many candidates, the best two with two seeds."""
-    untuned = dataclasses.replace(setting, rates={})
-
-    def recipe(family: str) -> TrainConfig:
-        return untuned.config(untuned.method(family))
-
-    return Experiment(
-        recipe=recipe,
-        methods=families,
-        seeds=TUNING_SEEDS,
-        tuning=Tuning(candidates={f: setting.candidates[f] for f in families}, repeated=2),
-    )
-
-
-def _rates(*lrs: float) -> tuple[Rates, ...]:
-    return product(inner_lr=lrs)
-
-
-def _with_outers(
-    *lrs: float, outers: tuple[tuple[float, float], ...] = ((1.0, 0.0), (0.8, 0.6))
-) -> tuple[Rates, ...]:
-    """Each rate with plain averaging and with momentum."""
-    return tuple(
-        Rates(inner_lr=lr, outer_lr=outer_lr, outer_momentum=momentum)
-        for lr in lrs
-        for outer_lr, momentum in outers
-    )
-
-
-_SMALL_CANDIDATES = {
-    "ddp": _rates(2e-3, 4e-3, 8e-3, 1.6e-2),
-    "ddp-muon": _rates(2.5e-3, 5e-3, 1e-2, 2e-2),
-    "diloco": _with_outers(4e-3, 8e-3),
-    "muloco": _with_outers(5e-3, 1e-2),
-    "sparseloco": _rates(2e-3, 4e-3, 8e-3, 1.6e-2),
-    "sparse_muloco": _rates(1.25e-3, 2.5e-3, 5e-3, 1e-2),
-    "streaming_diloco": _with_outers(4e-3, 8e-3),
-    "noloco": _with_outers(4e-3, 8e-3, outers=((1.0, 0.0), (0.7, 0.5))),
-    "demo": _rates(1e-3, 2e-3, 4e-3, 8e-3),
-}
-# More tokens a step and a wider model: lower rates for AdamW.
-_GPU_CANDIDATES = {
-    **_SMALL_CANDIDATES,
-    "ddp": _rates(1e-3, 2e-3, 4e-3, 8e-3),
-    "diloco": _with_outers(2e-3, 4e-3),
-    "sparseloco": _rates(2e-3, 4e-3, 8e-3, 1.6e-2),
-    "streaming_diloco": _with_outers(2e-3, 4e-3),
-    "noloco": _with_outers(2e-3, 4e-3, outers=((1.0, 0.0), (0.7, 0.5))),
-}
-
 SMALL = Setting(
     name="small",
     what="0.25M parameters, bytes of Python's standard library, 480 steps of 16 x 128, K=4, H=10",
@@ -167,7 +115,6 @@ SMALL = Setting(
     jobs=2,
     step_s=0.1,
     links_bits_per_s={"1 Mbit/s": 1e6, "10 Mbit/s": 1e7, "100 Mbit/s": 1e8},
-    candidates=_SMALL_CANDIDATES,
 )
 
 # Differs in everything that needs a GPU; has not been run yet.
@@ -196,7 +143,6 @@ GPU = Setting(
     jobs=1,
     step_s=0.1,
     links_bits_per_s={"100 Mbit/s": 1e8, "1 Gbit/s": 1e9, "10 Gbit/s": 1e10},
-    candidates=_GPU_CANDIDATES,
 )
 SETTINGS = {setting.name: setting for setting in (SMALL, GPU)}
 
@@ -207,7 +153,7 @@ def tuning_file(setting: Setting) -> Path:
 
 
 def tuned(setting: Setting) -> Setting:
-    """`setting` with the rates that searches chose for families, and for arms of another K or H."""
-    rows = json.loads(tuning_file(setting).read_text())["rows"]
-    rates = {arm: Rates(**row["chosen"]) for arm, row in rows.items()}
-    return dataclasses.replace(setting, rates=rates)
+    """`setting` with what searches chose for families, and for arms of another K or H."""
+    file = tuning_file(setting)
+    rows = json.loads(file.read_text())["rows"] if file.is_file() else {}
+    return dataclasses.replace(setting, chosen={arm: row["chosen"] for arm, row in rows.items()})

@@ -3,12 +3,13 @@
 python benchmarks/claims.py small OUT              two cores, under half an hour a seed
 python benchmarks/claims.py gpu OUT --minutes 9    one large GPU; repeat it until it is done
 
-Runs that are in OUT are kept and unfinished ones go on. First every family's rates are searched
-with the same budget, unless benchmarks/results/ has them; then all arms run with seed 0, then 1,
-then 2. At the end losses are compared with those in benchmarks/results/. If there are none, or with
---write, those of all seeds are written there, and docs/claims-SETTING.md. After a change of some
-arms, --write --arms "ARM" "ARM" runs these alone and keeps the rows of all others; --judge runs
-nothing, and writes what today's rules say of the committed rows.
+Runs that are in OUT are kept and unfinished ones go on. First the rates of every family, and of
+every arm of another K or H, are searched by one rule, unless benchmarks/results/ has them; then all
+arms run with seed 0, then 1, then 2. At the end losses are compared with those in
+benchmarks/results/. If there are none, or with --write, those of all seeds are written there, and
+docs/claims-SETTING.md. After a change of some arms, --write --arms "ARM" "ARM" searches and runs
+these alone and keeps the rows of all others; --judge runs nothing, and writes what today's rules
+say of the committed rows.
 """
 
 import json
@@ -23,11 +24,12 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from claim_arms import arms
+from claim_arms import arms, borrowed
 from claim_clock import clock
 from claim_list import BASELINES, verdicts
 from claim_page import page
-from claim_settings import FAMILIES, SEEDS, SETTINGS, Setting, search, tuned, tuning_file
+from claim_settings import FAMILIES, SEEDS, SETTINGS, Setting, tuned, tuning_file
+from claim_tuning import WHAT, search_all
 from moved_bytes import moved
 from setting import kind_of_machine
 from setting import setting as machine
@@ -88,7 +90,8 @@ def main(command: Command) -> None:
 
 
 def _test(setting: Setting, command: Command) -> None:
-    _search_missing(setting, command.out / "tuning")
+    if not command.judge:
+        _search_missing(setting, command.out / "tuning", command.arms)
     setting = tuned(setting)
     if command.judge:
         return _write(setting, result(setting, {}, _committed(setting)))
@@ -113,19 +116,24 @@ def _runner(setting: Setting) -> Runner:
     return one_by_one if setting.jobs == 1 else ParallelRunner(setting.jobs)
 
 
-def _search_missing(setting: Setting, out: Path) -> None:
-    """Search the rates of the families that the committed file lacks."""
+def _search_missing(setting: Setting, out: Path, only: tuple[str, ...]) -> None:
+    """Search what the committed file lacks: for families, then for arms of another K or H."""
     file = tuning_file(setting)
-    kept = json.loads(file.read_text())["rows"] if file.is_file() else {}
-    missing = tuple(family for family in FAMILIES if family not in kept)
-    if not missing:
-        return
-    comparison = compare(search(setting, missing), out, runner=_runner(setting))
-    _check(comparison, out)
-    found = json.loads((out / "tuning.json").read_text())
-    rows = {**kept, **found["rows"]}
-    # At once or not at all: time may be up while it is written.
-    write_json(file, {**found, "rows": {family: rows[family] for family in FAMILIES}})
+    for is_family in (True, False):
+        own = tuned(setting)
+        missing = {
+            arm: config
+            for arm, config in arms(own).items()
+            if arm not in own.chosen
+            and (arm in FAMILIES) == is_family
+            and (is_family or borrowed(own, arm, config))
+            and (not only or arm in only)
+        }
+        for arm, row in search_all(missing, out, setting.jobs):
+            kept = json.loads(file.read_text()) if file.is_file() else {"rows": {}}
+            # At once or not at all: time may be up while it is written.
+            write_json(file, {"what": WHAT, "rows": kept["rows"] | {arm: row}})
+            print(f"{arm}: {row['chosen']}, {row['why']}", flush=True)
 
 
 def _run(

@@ -1,10 +1,12 @@
 """The claims benchmark: its arms, its verdicts, and the committed table."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
+import claim_tuning
 import wire_claims
 from claim_arms import arms, kind
 from claim_list import NOT_RUN, OPPOSITE, REPRODUCED, UNDECIDED, Claim, judge, verdicts
@@ -13,8 +15,8 @@ from claim_page import page
 from claim_settings import SETTINGS, SMALL, tuned
 from claim_statistics import quantile, two_sided
 from claims import reproduced
-from thinwire.experiments import Rates
 from thinwire.experiments.grid import folder_name
+from thinwire.train.data.corpora import resolve
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = json.loads((ROOT / "benchmarks/results/claims-small.json").read_text())
@@ -106,10 +108,46 @@ def test_rows_that_are_missing_stale_of_another_corpus_or_borrowed_decide_nothin
         assert reason in why("noloco", rows | {"noloco": rows["noloco"] | changed})
     assert "another K or H" in why("muloco K=1", rows)
     own = SMALL.__class__(
-        **vars(TUNED) | {"rates": TUNED.rates | {"muloco K=1": Rates(inner_lr=1e-2)}}
+        **vars(TUNED) | {"chosen": TUNED.chosen | {"muloco K=1": {"inner_lr": 1.5e-2}}}
     )
-    assert arms(own)["muloco K=1"].method.inner.lr == 1e-2
+    assert arms(own)["muloco K=1"].method.inner.lr == 1.5e-2
     assert "stale" in why("muloco K=1", rows, own)
+
+
+def test_a_search_ends_where_every_step_is_worse_and_says_if_it_did_not(monkeypatch) -> None:
+    best = {"inner_lr": 0.01, "outer_lr": 1.25, "outer_momentum": 0.3, "feedback_decay": 0.0}
+    ran = list[tuple[dict[str, float], int]]()
+
+    def loss(config, settings, seed, out) -> float:
+        del config, out
+        ran.append((settings, seed))
+        return sum(abs(math.log((value + 0.1) / (best[n] + 0.1))) for n, value in settings.items())
+
+    monkeypatch.setattr(claim_tuning, "_loss", loss)
+    config = arms(TUNED)["muloco 1 bit"]
+    assert claim_tuning.settings_of(config) != best
+    found = claim_tuning.search(config, Path())
+    assert (found["chosen"], found["at_the_edge_of"]) == (best, [])
+    tried = [settings for settings, seed in ran if seed == 10]
+    assert all(each in tried for _, each in claim_tuning.steps(best))
+    assert len(tried) == len(found["candidates"]) == len(ran) - 2 <= claim_tuning.MOST
+    best["inner_lr"] = 1.0  # too far away
+    assert claim_tuning.search(config, Path())["at_the_edge_of"] == list(best)
+
+
+def test_a_search_validates_on_documents_that_no_result_is_of(tmp_path) -> None:
+    reported = resolve("python-stdlib")
+    folder = claim_tuning.held_out("python-stdlib", tmp_path)
+    found = resolve(str(folder))
+    (train,), (held_out,) = found.train, found.validation
+    assert train.size + held_out.size == reported.train[0].size
+    assert 0.02 < held_out.size / train.size < 0.1
+    own, others = (
+        {*arrays[0].astype("u1").tobytes().split(b"\0")} - {b""}
+        for arrays in ((held_out,), reported.validation)
+    )
+    assert own.isdisjoint(others)
+    assert own.isdisjoint(train.astype("u1").tobytes().split(b"\0"))
 
 
 def test_losses_are_equal_on_one_kind_of_machine_and_near_on_another(capsys) -> None:

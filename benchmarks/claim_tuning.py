@@ -1,0 +1,191 @@
+"""The search for an arm's rates, at its own K, H and codec: one rule for every arm.
+
+From where its family's search ended, one setting at a time goes a step up or down its ladder, and
+stays there if the loss falls. The search ends where every step from the best candidate was tried
+and is worse, so that no choice is at an edge but that of a ladder. All candidates run with the
+first seed, the best two with both, and of these the one with the lower mean is chosen. Neither the
+seeds nor the documents that it validates on are those of the reported runs.
+"""
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+
+from thinwire.codecs import Quantise
+from thinwire.errors import IncompleteError
+from thinwire.experiments import Rates
+from thinwire.experiments.grid import has_rounds, with_changes, with_rates
+from thinwire.experiments.runners import PlannedRun, no_observer, one_by_one
+from thinwire.feedback import ErrorFeedback, NoFeedback
+from thinwire.method import Method
+from thinwire.runs.status import RunState, status_of
+from thinwire.train.config import TrainConfig
+from thinwire.train.data.corpora import ONE_IN, SEPARATOR, Corpus, resolve
+
+SEEDS = (10, 11)
+MOST = 20
+"""Candidates of an arm; a search that needs more has not found a minimum, and says so."""
+RATIO = 2.0
+"""From one inner rate to the next."""
+LADDERS = {
+    "outer_lr": (0.4, 0.6, 0.8, 1.0, 1.25, 1.6, 2.0),
+    "outer_momentum": (0.0, 0.3, 0.6, 0.8, 0.9),
+    "feedback_decay": (0.0, 0.9, 1.0),
+}
+"""0 is no momentum, and no feedback. What starts elsewhere goes to the next of these."""
+WHAT = (
+    "validation loss in nats per byte of documents of the training side that the search alone "
+    f"holds out, with seeds {SEEDS[0]} and {SEEDS[1]}; rows with "
+    "seeds 0 and 1: of the reported documents, the best of four candidates"
+)
+Settings: TypeAlias = Mapping[str, float]
+
+
+def with_settings(method: Method, settings: Settings) -> Method:
+    """`method` with rates and feedback as a search chose them.
+
+    >>> import thinwire as tw
+    >>> with_settings(tw.presets.muloco(bits=1), {"feedback_decay": 0.0}).feedback
+    NoFeedback()
+    """
+    rates = {name: value for name, value in settings.items() if name != "feedback_decay"}
+    method = with_rates(method, sync_every=None, rates=Rates(**rates))
+    decay = settings.get("feedback_decay")
+    if decay is None:
+        return method
+    feedback = ErrorFeedback(decay=decay) if decay else NoFeedback()
+    return dataclasses.replace(method, feedback=feedback)
+
+
+def settings_of(config: TrainConfig) -> dict[str, float]:
+    """Where the search for an arm begins: what it would run with without one."""
+    method, inner = config.method, cast("Any", config.method.inner)
+    found = {"inner_lr": inner.lr}
+    if has_rounds(config):
+        outer: Any = method.outer
+        found |= {"outer_lr": outer.lr, "outer_momentum": outer.momentum}
+    if isinstance(method.codec, Quantise):
+        feedback: Any = method.feedback
+        found["feedback_decay"] = getattr(feedback, "decay", 0.0)
+    return found
+
+
+def steps(settings: Settings, begin: str = "") -> Iterator[tuple[str, dict[str, float]]]:
+    """What is one step away, with the name of what differs; that of `begin` first.
+
+    >>> [each["outer_momentum"] for _, each in steps({"outer_momentum": 0.45})]
+    [0.3, 0.6]
+    >>> list(steps({"inner_lr": 1.0}))
+    [('inner_lr', {'inner_lr': 0.5}), ('inner_lr', {'inner_lr': 2.0})]
+    """
+    names = list(settings)
+    start = names.index(begin) if begin else 0
+    for name in names[start:] + names[:start]:
+        value = settings[name]
+        ladder = LADDERS.get(name, (value / RATIO, value * RATIO))
+        below, above = (each for each in ladder if each < value), (e for e in ladder if e > value)
+        for other in (max(below, default=None), min(above, default=None)):
+            if other is not None:
+                yield name, {**settings, name: other}
+
+
+def search(config: TrainConfig, out: Path) -> dict[str, Any]:
+    """Search the settings of one arm; runs that are in `out` are kept.
+
+    Returns:
+        a row of the committed file.
+    """
+    tried = dict[tuple[tuple[str, float], ...], dict[int, float]]()
+
+    def loss(settings: Settings, seed: int) -> float:
+        runs = tried.setdefault(tuple(settings.items()), {})
+        if seed not in runs:
+            runs[seed] = _loss(config, settings, seed, out)
+        return runs[seed]
+
+    first, second = SEEDS
+    best, moved, is_settled = settings_of(config), "", False
+    loss(best, first)
+    while not is_settled and len(tried) < MOST:
+        ways = (way for way in steps(best, moved) if tuple(way[1].items()) not in tried)
+        name, other = next(ways, ("", best))
+        is_settled = not name
+        if loss(other, first) < loss(best, first):
+            best, moved = other, name
+    two = sorted(tried, key=lambda each: tried[each][first])[:2]
+    chosen = min(two, key=lambda each: tried[each][first] + loss(dict(each), second))
+    return {
+        "chosen": dict(chosen),
+        "why": f"the lower mean over seeds {first}, {second} of the best 2 of {len(tried)}"
+        + ("" if is_settled else f"; not settled after {MOST}"),
+        "at_the_edge_of": [] if is_settled else list(best),
+        "candidates": [
+            {"settings": dict(each), "runs": {str(s): {"val_loss": v} for s, v in runs.items()}}
+            for each, runs in tried.items()
+        ],
+    }
+
+
+def _loss(config: TrainConfig, settings: Settings, seed: int, out: Path) -> float:
+    """Validation loss of one candidate; infinite if it diverges."""
+    name = "-".join(f"{value:g}" for value in settings.values())
+    folder = out / f"{name}-seed{seed}"
+    method = with_settings(config.method, settings)
+    config = dataclasses.replace(config, method=method, seed=seed)
+    planned = PlannedRun(title=f"{config.method.name} {name}", folder=folder, config=config)
+    if (status := status_of(folder, config.describe())).state is not RunState.FINISHED:
+        failures = one_by_one([planned], no_observer)
+        status = status_of(folder, config.describe())
+        if status.state is not RunState.DIVERGED and failures != [None]:
+            raise IncompleteError(
+                f"search the rates of {config.method.name!r}",
+                because=planned.failed(failures[0] or ""),
+                do="fix the cause and repeat the command",
+            )
+    return math.inf if status.run is None else status.run.summary.val_loss
+
+
+def search_all(
+    configs: Mapping[str, TrainConfig], out: Path, jobs: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Search the settings of arms, some at a time; yields the row of each as it is found."""
+    corpus = held_out(next(iter(configs.values())).data.corpus, out / "corpus")
+    changes = {"data.corpus": str(corpus), "data.tokenizer": "ids:256"}
+    with ProcessPoolExecutor(jobs, mp_context=get_context("forkserver")) as pool:
+        running = {
+            pool.submit(search, with_changes(config, changes), out / arm.replace(" ", "-")): arm
+            for arm, config in configs.items()
+        }
+        for ended in as_completed(running):
+            yield running[ended], ended.result()
+
+
+def held_out(corpus: str, folder: Path) -> Path:
+    """Write the training side of `corpus` as bytes, with a part of its documents to validate on.
+
+    The validation side of `corpus`, on which results are reported, is in neither part.
+    """
+    found = resolve(corpus)
+    assert isinstance(found, Corpus), "settings have corpora of files"
+    documents = found.train[0].tobytes().split(SEPARATOR)[:-1]
+    sides: dict[str, list[bytes]] = {"train": [], "val": []}
+    for document in documents:
+        digest = hashlib.sha256(document).digest()
+        is_held_out = int.from_bytes(digest, "little") % ONE_IN == 0
+        sides["val" if is_held_out else "train"].append(document + SEPARATOR)
+    folder.mkdir(parents=True, exist_ok=True)
+    for side, texts in sides.items():
+        _write(folder / f"{side}.bin", texts)
+    return folder
+
+
+def _write(file: Path, texts: Iterable[bytes]) -> None:
+    tokens = np.frombuffer(b"".join(texts), dtype=np.uint8).astype("<u2")
+    tokens.tofile(file)
