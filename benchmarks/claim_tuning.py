@@ -156,6 +156,8 @@ def search_all(
     configs: Mapping[str, TrainConfig], out: Path, jobs: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Search the settings of arms, some at a time; yields the row of each as it is found."""
+    if not configs:
+        return
     corpus = held_out(next(iter(configs.values())).data.corpus, out / "corpus")
     changes = {"data.corpus": str(corpus), "data.tokenizer": "ids:256"}
     with ProcessPoolExecutor(jobs, mp_context=get_context("forkserver")) as pool:

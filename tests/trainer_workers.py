@@ -304,6 +304,11 @@ class Elastic:
 
     def __init__(self, store: str, identity: str, options: dict) -> None:
         torch.set_num_threads(1)
+        if (start := options.get("start")) is not None:
+            # Only now: to import a trainer takes longer than a run of these.
+            while not Path(start).exists():
+                time.sleep(0.01)
+            options["resume"] = json.loads(Path(start).read_text())
         # A newcomer takes the others' weights, whatever its own were.
         self.net = model(sum(identity.encode()))
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=RATE)
@@ -434,6 +439,8 @@ def check_an_elastic_worker_comes_back(
     from elastic_team import Team
 
     with Team(folder, work=work) as team:
+        start = folder / "start"
+        restarted = team.start("b", out=str(folder / "out"), start=str(start))
         workers = team.start_all(*"abc", out=str(folder / "out"))
         killed = workers[1]
         # In the middle of a round, with a checkpoint of the middle of an earlier one.
@@ -442,9 +449,10 @@ def check_an_elastic_worker_comes_back(
         # The others go on, so that the checkpoint is behind them.
         team.until(lambda: workers[0].version > killed.version + 1)
         resume = None if last_checkpoint is None else last_checkpoint(folder / "out" / "b")
-        restarted = team.start("b", out=str(folder / "out"), resume=resume)
+        (folder / "resume").write_text(json.dumps(resume))
+        (folder / "resume").rename(start)
         alive = team.finish(90)
-        assert alive == [workers[0], workers[2], restarted]
+        assert alive == [restarted, workers[0], workers[2]]
         assert restarted.events("healed"), team.report()
         assert restarted.steps()[0]["step"] > killed.steps()[-1]["step"]
         rows = [line["row"] for w in team.workers for line in w.records if "row" in line]
@@ -457,7 +465,7 @@ def check_an_elastic_worker_comes_back(
             assert steps[-1] == ELASTIC_STEPS - 1
             for line in worker.steps():
                 assert line["rate"] == pytest.approx(RATE * factor(line["step"]), rel=1e-9)
-        return [worker.last("logs") for worker in alive]
+        return [worker.last("logs") for worker in (workers[0], workers[2], restarted)]
 
 
 if __name__ == "__main__":
