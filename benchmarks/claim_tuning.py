@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from thinwire.codecs import Quantise
+from thinwire.codecs import PerRole, Quantise
 from thinwire.errors import IncompleteError
 from thinwire.experiments import Rates
 from thinwire.experiments.grid import has_rounds, with_changes, with_rates
@@ -71,9 +71,9 @@ def settings_of(config: TrainConfig) -> dict[str, float]:
     if has_rounds(config):
         outer: Any = method.outer
         found |= {"outer_lr": outer.lr, "outer_momentum": outer.momentum}
-    if isinstance(method.codec, Quantise):
+    if isinstance(method.codec, Quantise | PerRole):
         feedback: Any = method.feedback
-        found["feedback_decay"] = getattr(feedback, "decay", 0.0)
+        found["feedback_decay"] = 0.0 if isinstance(feedback, NoFeedback) else feedback.decay
     return found
 
 

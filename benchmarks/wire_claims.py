@@ -4,8 +4,9 @@ python benchmarks/wire_claims.py OUT       resumable; about two minutes a run on
 
 Model, data and batch are the laptop recipe's, K=4, with a warm-up of 40 steps. The uncompressed
 methods were tuned at this length over two to four learning rates (docs/log.md); the compressed ones
-inherit their settings, and SparseLoCo, which wants a higher rate, had three. Arms that decide
-nothing have one seed. `wire_claims.py OUT ARM ARM` runs these alone and keeps the other rows.
+inherit their settings, and SparseLoCo, which wants a higher rate, had three. Few rounds of one bit
+have a search of their own (claim_tuning.py). Arms that decide nothing have one seed.
+`wire_claims.py OUT ARM ARM` runs these alone and keeps the other rows.
 """
 
 import dataclasses
@@ -17,10 +18,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import thinwire as tw
+from claim_tuning import search_all, with_settings
 from moved_bytes import megabytes, moved
 from setting import write_runs
 from thinwire.aggregate import MeanOverWorkers
+from thinwire.codecs import PerRole, Quantise
+from thinwire.feedback import NoFeedback
 from thinwire.plan.units import times_text
+from thinwire.runs.folder import write_json
 from thinwire.runs.statistics import Estimate, estimate, paired_difference
 from thinwire.train.config import TrainConfig, WarmupCosine
 from thinwire.train.recipes import laptop
@@ -29,6 +35,13 @@ from thinwire.train.trainer import resume
 SEEDS = (0, 1, 2)
 STEPS, WARMUP_STEPS = 1600, 40
 BASELINES = ("ddp, AdamW", "ddp, Muon")
+FRONT = {
+    "muloco, 1 bit, H=64, own settings": (64, 1),
+    "muloco, 1 bit, H=200, own settings": (200, 1),
+    "muloco, 1 bit, head 2 bit, H=200, own settings": (200, 2),
+}
+"""H and bits of the output head."""
+TUNING = Path(__file__).parent / "results" / "wire-claims-tuning.json"
 
 
 def arm(text: str, **inner: float) -> TrainConfig:
@@ -60,7 +73,46 @@ def arms() -> dict[str, tuple[TrainConfig, tuple[int, ...]]]:
         "sparse_muloco, k=128": (arm("sparse_muloco:density=1/32"), SEEDS),
         "sparseloco, k=128": (arm("sparseloco:density=1/32", lr=8e-3), SEEDS),
         **over_workers(),
+        **{name: (searched(name), SEEDS) for name in FRONT if name in chosen()},
     }
+
+
+def front() -> dict[str, TrainConfig]:
+    """Few rounds of one bit, as their search begins: without feedback, and longer outer steps."""
+    found = dict[str, TrainConfig]()
+    for name, (every, head) in FRONT.items():
+        codec = Quantise(bits=1)
+        codec = codec if head == 1 else PerRole(default=codec, head=Quantise(bits=head))
+        config = laptop(f"muloco:bits=1:sync_every={every}")
+        slots = {"codec": codec, "feedback": NoFeedback(), "outer": tw.outer.SGD(lr=1.25)}
+        method = dataclasses.replace(config.method, name=name, **slots)
+        begin = {"outer_momentum": 0.3, "feedback_decay": 0.0}
+        found[name] = long(dataclasses.replace(config, method=with_settings(method, begin)))
+    return found
+
+
+def chosen() -> dict[str, Any]:
+    """What the search found so far, by arm."""
+    return json.loads(TUNING.read_text())["rows"] if TUNING.is_file() else {}
+
+
+def searched(name: str) -> TrainConfig:
+    config, settings = front()[name], chosen()[name]["chosen"]
+    return dataclasses.replace(config, method=with_settings(config.method, settings))
+
+
+def search_missing(out: Path, only: list[str]) -> None:
+    missing = {
+        name: config
+        for name, config in front().items()
+        if name not in chosen() and (not only or name in only)
+    }
+    for name, row in search_all(missing, out / "tuning", jobs=2):
+        rows = chosen() | {name: row}
+        what = f"as in claims-small-tuning.json, {STEPS} steps"
+        rows = {arm: rows[arm] for arm in FRONT if arm in rows}
+        write_json(TUNING, {"what": what, "rows": rows})
+        print(f"{name}: {row['chosen']}, {row['why']}", flush=True)
 
 
 def over_workers() -> dict[str, tuple[TrainConfig, tuple[int, ...]]]:
@@ -77,14 +129,15 @@ def over_workers() -> dict[str, tuple[TrainConfig, tuple[int, ...]]]:
 
 
 def main() -> None:
-    out, chosen = Path(sys.argv[1]), sys.argv[2:]
+    out, only = Path(sys.argv[1]), sys.argv[2:]
+    search_missing(out, only)
     every = arms()
-    unknown = set(chosen) - set(every)
+    unknown = set(only) - set(every)
     if unknown:
         sys.exit(f"cannot run {', '.join(sorted(unknown))}; arms are: {', '.join(every)}")
-    runs = committed() if chosen else {}
+    runs = committed() if only else {}
     for name, (config, seeds) in every.items():
-        if name in chosen or name not in runs:
+        if name in only or name not in runs:
             runs[name] = [one(out, name, config, seed) for seed in seeds]
         mean = statistics.fmean(run["val_loss"] for run in runs[name])
         print(f"{mean:.4f}  {name}, {len(runs[name])} seeds", flush=True)
@@ -97,14 +150,17 @@ def committed() -> dict[str, list[dict[str, Any]]]:
 
 
 def one(out: Path, name: str, config: TrainConfig, seed: int) -> dict[str, Any]:
-    config = dataclasses.replace(
+    return resume(dataclasses.replace(long(config), seed=seed), out / f"{folder(name)}-seed{seed}")
+
+
+def long(config: TrainConfig) -> TrainConfig:
+    """`config` at this length."""
+    return dataclasses.replace(
         config,
-        seed=seed,
         steps=STEPS,
         schedule=WarmupCosine(warmup_steps=WARMUP_STEPS),
         periods=dataclasses.replace(config.periods, evaluate_steps=400, checkpoint_steps=400),
     )
-    return resume(config, out / f"{folder(name)}-seed{seed}")
 
 
 def folder(name: str) -> str:
