@@ -39,6 +39,7 @@ def arms(setting: Setting) -> dict[str, TrainConfig]:
     for method in (method for group in groups for method in group(setting)):
         found[method.name] = setting.config(method)
     found |= _teams(setting, found) | _gossip(setting)
+    found = {arm: found[arm] for arm in setting.only or found}
     own = {arm: setting.chosen.get(arm, {}) for arm in found}
     return {arm: replace(c, method=with_settings(c.method, own[arm])) for arm, c in found.items()}
 

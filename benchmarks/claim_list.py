@@ -118,7 +118,8 @@ def verdicts(setting: Setting, rows: Mapping[str, Any]) -> tuple[float, list[dic
     """The margin and all claims at a setting, as its rows of today decide them."""
     configs = arms(setting)
     unfit = {a: why for a, c in configs.items() if (why := _unfit(setting, a, c, rows))}
-    return judge(claims(setting), rows, unfit, {arm: kind(c.method) for arm, c in configs.items()})
+    about = (each for each in claims(setting) if each.weights.keys() <= configs.keys())
+    return judge(about, rows, unfit, {arm: kind(c.method) for arm, c in configs.items()})
 
 
 def _unfit(setting: Setting, arm: str, config: TrainConfig, rows: Mapping[str, Any]) -> str | None:

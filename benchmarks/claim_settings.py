@@ -6,11 +6,12 @@ arms that differ in nothing but what is claimed about (claim_tuning.py).
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from claim_corpora import sympy
 from claim_tuning import Settings, with_settings
 from thinwire.codecs import Identity
 from thinwire.experiments import Rates
@@ -38,7 +39,7 @@ class Setting:
     """A size, and what was found for it.
 
     Args:
-        name: small or gpu.
+        name: small or medium.
         what: a line for tables.
         changes: what all runs have, by field of a TrainConfig.
         workers: K of what is not about K.
@@ -48,6 +49,9 @@ class Setting:
         jobs: runs at a time.
         step_s: of an inner step, where wall-clock is planned.
         links_bits_per_s: over which it is planned.
+        corpus: writes the corpus into a folder; None is the recipe's.
+        searched_steps: of the runs of a search; None is as many as of the others.
+        only: arms to run, and to judge claims about; all by default.
         chosen: settings that a search chose for a family, or for an arm of another K or H alone.
     """
 
@@ -61,6 +65,9 @@ class Setting:
     jobs: int
     step_s: float
     links_bits_per_s: Mapping[str, float]
+    corpus: Callable[[Path], Path] | None = None
+    searched_steps: int | None = None
+    only: tuple[str, ...] = ()
     chosen: Mapping[str, Settings] = field(default_factory=dict)
 
     def method(self, family: str) -> Method:
@@ -117,34 +124,32 @@ SMALL = Setting(
     links_bits_per_s={"1 Mbit/s": 1e6, "10 Mbit/s": 1e7, "100 Mbit/s": 1e8},
 )
 
-# Differs in everything that needs a GPU; has not been run yet.
-GPU = Setting(
-    name="gpu",
-    what="10M parameters, bytes of site-packages, 3,000 steps of 256 x 256, K=8, H=30",
+# Ten times the parameters and seven times the steps; the rest is alike, so that size alone differs.
+MEDIUM = Setting(
+    name="medium",
+    what="2.0M parameters, source of sympy 1.14.0, 3,200 steps of 16 x 128, K=4, H=10",
     changes={
-        "model.size": "10m",
-        "data.corpus": "site-packages",
-        "data.sequence_length": 256,
-        "global_batch": 256,
-        "steps": 3000,
-        "schedule.warmup_steps": 100,
-        "machine.device": "cuda",
-        "machine.precision": "bf16",
-        "periods.log_steps": 30,
-        "periods.evaluate_steps": 300,
-        # What a command that runs out of time has to do again.
-        "periods.checkpoint_steps": 150,
-        "periods.keep_checkpoints": 1,
+        **SMALL.changes,
+        "model.size": "2m",
+        "data.tokenizer": "ids:256",
+        "steps": 3200,
+        "schedule.warmup_steps": 80,
+        "periods.evaluate_steps": 400,
+        # What a command that is stopped has to do again.
+        "periods.checkpoint_steps": 100,
     },
-    workers=8,
-    team_sizes=(1, 4, 8, 16),
-    sync_every=30,
-    intervals=(15, 30, 100),
-    jobs=1,
+    workers=4,
+    team_sizes=SMALL.team_sizes,
+    sync_every=10,
+    intervals=SMALL.intervals,
+    jobs=2,
     step_s=0.1,
-    links_bits_per_s={"100 Mbit/s": 1e8, "1 Gbit/s": 1e9, "10 Gbit/s": 1e10},
+    links_bits_per_s=SMALL.links_bits_per_s,
+    corpus=sympy,
+    searched_steps=800,
+    only=(*FAMILIES, "muloco 2 bit", "muloco 1 bit"),
 )
-SETTINGS = {setting.name: setting for setting in (SMALL, GPU)}
+SETTINGS = {setting.name: setting for setting in (SMALL, MEDIUM)}
 
 
 def tuning_file(setting: Setting) -> Path:

@@ -8,16 +8,14 @@ seeds nor the documents that it validates on are those of the reported runs.
 """
 
 import dataclasses
-import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-import numpy as np
-
+from claim_corpora import held_out
 from thinwire.codecs import PerRole, Quantise
 from thinwire.errors import IncompleteError
 from thinwire.experiments import Rates
@@ -27,7 +25,6 @@ from thinwire.feedback import ErrorFeedback, NoFeedback
 from thinwire.method import Method
 from thinwire.runs.status import RunState, status_of
 from thinwire.train.config import TrainConfig
-from thinwire.train.data.corpora import ONE_IN, SEPARATOR, Corpus, resolve
 
 SEEDS = (10, 11)
 MOST = 20
@@ -153,13 +150,14 @@ def _loss(config: TrainConfig, settings: Settings, seed: int, out: Path) -> floa
 
 
 def search_all(
-    configs: Mapping[str, TrainConfig], out: Path, jobs: int
+    configs: Mapping[str, TrainConfig], out: Path, jobs: int, *, steps: int | None = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Search the settings of arms, some at a time; yields the row of each as it is found."""
     if not configs:
         return
     corpus = held_out(next(iter(configs.values())).data.corpus, out / "corpus")
-    changes = {"data.corpus": str(corpus), "data.tokenizer": "ids:256"}
+    changes: dict[str, Any] = {"data.corpus": str(corpus), "data.tokenizer": "ids:256"}
+    changes |= {"steps": steps} if steps is not None else {}
     with ProcessPoolExecutor(jobs, mp_context=get_context("forkserver")) as pool:
         running = {
             pool.submit(search, with_changes(config, changes), out / arm.replace(" ", "-")): arm
@@ -167,27 +165,3 @@ def search_all(
         }
         for ended in as_completed(running):
             yield running[ended], ended.result()
-
-
-def held_out(corpus: str, folder: Path) -> Path:
-    """Write the training side of `corpus` as bytes, with a part of its documents to validate on.
-
-    The validation side of `corpus`, on which results are reported, is in neither part.
-    """
-    found = resolve(corpus)
-    assert isinstance(found, Corpus), "settings have corpora of files"
-    documents = found.train[0].tobytes().split(SEPARATOR)[:-1]
-    sides: dict[str, list[bytes]] = {"train": [], "val": []}
-    for document in documents:
-        digest = hashlib.sha256(document).digest()
-        is_held_out = int.from_bytes(digest, "little") % ONE_IN == 0
-        sides["val" if is_held_out else "train"].append(document + SEPARATOR)
-    folder.mkdir(parents=True, exist_ok=True)
-    for side, texts in sides.items():
-        _write(folder / f"{side}.bin", texts)
-    return folder
-
-
-def _write(file: Path, texts: Iterable[bytes]) -> None:
-    tokens = np.frombuffer(b"".join(texts), dtype=np.uint8).astype("<u2")
-    tokens.tofile(file)

@@ -1,7 +1,8 @@
 """The published claims, tested: `make claims`, or
 
 python benchmarks/claims.py small OUT              two cores, under half an hour a seed
-python benchmarks/claims.py gpu OUT --minutes 9    one large GPU; repeat it until it is done
+python benchmarks/claims.py medium OUT             the main claims at 2.0M parameters: a day and a
+                                                   night, or --minutes at a time; on a GPU, too
 
 Runs that are in OUT are kept and unfinished ones go on. First the rates of every family, and of
 every arm of another K or H, are searched by one rule, unless benchmarks/results/ has them; then all
@@ -18,7 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -51,7 +52,7 @@ BASES = (*BASELINES, "diloco")
 class Command:
     """Test the published claims."""
 
-    setting: Annotated[Literal["small", "gpu"], tyro.conf.Positional]
+    setting: Annotated[Literal["small", "medium"], tyro.conf.Positional]
     """Which size."""
     out: Annotated[Path, tyro.conf.Positional]
     """Folder of the run folders."""
@@ -91,6 +92,9 @@ def main(command: Command) -> None:
 
 def _test(setting: Setting, command: Command) -> None:
     if not command.judge:
+        if setting.corpus is not None:
+            corpus = str(setting.corpus(command.out / "corpus"))
+            setting = replace(setting, changes={**setting.changes, "data.corpus": corpus})
         _search_missing(setting, command.out / "tuning", command.arms)
     setting = tuned(setting)
     if command.judge:
@@ -129,7 +133,7 @@ def _search_missing(setting: Setting, out: Path, only: tuple[str, ...]) -> None:
             and (is_family or borrowed(own, arm, config))
             and (not only or arm in only)
         }
-        for arm, row in search_all(missing, out, setting.jobs):
+        for arm, row in search_all(missing, out, setting.jobs, steps=setting.searched_steps):
             kept = json.loads(file.read_text()) if file.is_file() else {"rows": {}}
             # At once or not at all: time may be up while it is written.
             write_json(file, {"what": WHAT, "rows": kept["rows"] | {arm: row}})

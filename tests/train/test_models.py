@@ -15,6 +15,7 @@ BYTES, WORDS, PAPER = 256, 32_000, 128_256
 SIZES = {
     "250k": (0.25e6, BYTES, 32),
     "1m": (1e6, BYTES, 32),
+    "2m": (2e6, BYTES, 32),
     "4m": (4e6, BYTES, 64),
     "10m": (10e6, BYTES, 64),
     "35m": (35e6, WORDS, 64),

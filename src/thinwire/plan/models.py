@@ -100,6 +100,7 @@ class LlamaSize:
 LLAMA_SIZES: Final = {
     "250k": LlamaSize(64, 4, 2, 192, 256),
     "1m": LlamaSize(128, 5, 4, 320, 256),
+    "2m": LlamaSize(192, 5, 6, 416, 256),
     "4m": LlamaSize(256, 5, 4, 672, 256),
     "10m": LlamaSize(384, 6, 6, 896, 256),
     "35m": LlamaSize(384, 6, 6, 1024, 32_000),
