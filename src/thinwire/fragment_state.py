@@ -149,13 +149,11 @@ class FragmentState:
         """Give up what is in flight: the next round sends it with what was done since."""
         if not self.pending:
             return
-        first, *later = self.pending
-        # Feedback after the first round was encoded is what it was before the second.
-        after = later[0].feedback_before if later else self.exchange.feedback()
-        self._abandoned = first.tag.round, after or {}
-        if first.feedback_before is not None:
-            self.exchange.load_state_dict(first.feedback_before)
-        self.rounds_sent -= len(self.pending)
+        (sent,) = self.pending  # of two at once none can be cancelled
+        self._abandoned = sent.tag.round, self.exchange.feedback()
+        if sent.feedback_before is not None:
+            self.exchange.load_state_dict(sent.feedback_before)
+        self.rounds_sent -= 1
         self.sent_at_step = self.applied_at_step
         self.pending.clear()
 
