@@ -18,8 +18,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the `slow` mark to the cases that `slow_cases("beginning of the id", ...)` names."""
+    """Give the `slow` mark to the cases that `slow_cases("beginning of the id", ...)` names.
+
+    What uses a server that lasts for the session runs in one process, so that only one is started.
+    """
     for item in items:
+        for server in {"running", "s3"} & {*getattr(item, "fixturenames", ())}:
+            item.add_marker(pytest.mark.xdist_group(server))
         case = item.name.partition("[")[2]
         for mark in item.iter_markers("slow_cases"):
             cases, but = mark.args or ("",), mark.kwargs.get("but", ())
