@@ -63,22 +63,19 @@ def request(line: str, *headers: str, body: bytes = b"") -> bytes:
     return "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
+def test_what_is_not_signed_is_refused(victim: Hub) -> None:
+    for line in (
         *("GET /", "GET /thinwire?list-type=2", "GET /thinwire/run/secret"),
         *("HEAD /thinwire/run/secret", "PUT /thinwire/run/secret", "PUT /thinwire/new"),
         *("POST /thinwire?delete", "POST /thinwire/new?uploads", "PUT /thinwire?policy"),
         *("DELETE /thinwire/run/secret", "DELETE /thinwire", "PUT /other"),
         *("POST /?Action=CreateUser&UserName=a", "GET /buckets/thinwire/run/secret"),
         "GET /thinwire/../thinwire/run/secret",
-    ],
-)
-def test_what_is_not_signed_is_refused(victim: Hub, line: str) -> None:
-    answer = asked(victim, request(line, body=b"mine"))
-    assert re.match(rb"HTTP/1\.1 (301|307|400|403|404|405|501) ", answer), answer[:300]
-    assert b"weights" not in answer
-    assert still_there(victim)
+    ):
+        answer = asked(victim, request(line, body=b"mine"))
+        assert re.match(rb"HTTP/1\.1 (301|307|400|403|404|405|501) ", answer), (line, answer[:300])
+        assert b"weights" not in answer
+        assert still_there(victim), line
 
 
 def test_keys_of_another_token_are_refused_even_by_who_trusts_the_hub(victim: Hub) -> None:
@@ -194,15 +191,13 @@ def test_a_recorded_report_can_be_put_back_for_a_quarter_of_an_hour(victim: Hub)
 
 def test_an_upload_without_keys_is_thrown_away_as_it_comes(victim: Hub) -> None:
     before = resident_nbytes(victim), folder_nbytes(victim)
-    head = (
-        b"PUT /thinwire/huge HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000000000000\r\n\r\n"
-    )
+    head = "PUT /thinwire/huge HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000000000000\r\n\r\n"
     with over_tls(victim) as connection:
-        connection.sendall(head)
-        for _ in range(256):
+        connection.sendall(head.encode())
+        for _ in range(96):
             connection.sendall(bytes(1 << 20))
         after = resident_nbytes(victim), folder_nbytes(victim)
-    assert after[0] - before[0] < 64 << 20
+    assert after[0] - before[0] < 48 << 20
     assert after[1] - before[1] < 1 << 20
     assert still_there(victim)
 

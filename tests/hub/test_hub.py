@@ -40,18 +40,14 @@ def test_the_printed_address_opens_a_store_that_writes_once(running: Hub, monkey
 
 
 def test_keys_and_endpoints_of_other_stores_change_nothing(running: Hub, monkeypatch) -> None:
-    for name, text in {
-        "AWS_ACCESS_KEY_ID": "AKIAOTHER",
-        "AWS_SECRET_ACCESS_KEY": "other",
-        "AWS_SESSION_TOKEN": "other",
-        "AWS_ENDPOINT_URL_S3": "https://127.0.0.1:9",
-        "AWS_ENDPOINT_URL": "https://127.0.0.1:9",
-        "AWS_REGION": "eu-west-3",
-        "AWS_SKIP_SIGNATURE": "true",
-        "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true",
-        "AWS_UNSIGNED_PAYLOAD": "true",
-    }.items():
-        monkeypatch.setenv(name, text)
+    others = {
+        "true": ("SKIP_SIGNATURE", "VIRTUAL_HOSTED_STYLE_REQUEST", "UNSIGNED_PAYLOAD"),
+        "https://127.0.0.1:9": ("ENDPOINT_URL_S3", "ENDPOINT_URL"),
+        "other": ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN", "REGION"),
+    }
+    for text, names in others.items():
+        for name in names:
+            monkeypatch.setenv(f"AWS_{name}", text)
     store = ObjectStore(f"hub://127.0.0.1:{running.port}", token=TOKEN)
     assert put(store, "with other keys around", b"1")
 
@@ -88,23 +84,20 @@ def test_a_certificate_is_for_the_advertised_host_and_this_machine(running: Hub,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_ends_on_a_signal_with_all_of_its_processes(tmp_path, number: int) -> None:
-    started = Hub(tmp_path).start()
-    server, ports = started.weed(), {port for _, port in listening(started.process.pid)}
-    assert started.end(number) == 0, started.text()
-    assert started.text().splitlines()[-1] == "stopped"
-    assert server not in parents()
-    left = {int(file.stem.rpartition("-")[2]) for file in Path("/tmp").glob("seaweedfs-*.sock")}
-    assert not ports & left
-
-
-@pytest.mark.slow
-def test_a_killed_hub_takes_its_server_along_and_a_signal_while_it_starts_ends_it(tmp_path) -> None:
-    started = Hub(tmp_path).start()
-    server = started.weed()
-    started.kill()
-    until(lambda: server not in parents())
+def test_it_ends_on_a_signal_and_when_it_is_killed_with_all_of_its_processes(tmp_path) -> None:
+    started = Hub(tmp_path)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
+        started.start()
+        server, ports = started.weed(), {port for _, port in listening(started.process.pid)}
+        if number == signal.SIGKILL:
+            started.kill()
+            until(lambda server=server: server not in parents())
+            continue
+        assert started.end(number) == 0, started.text()
+        assert started.text().splitlines()[-1] == "stopped"
+        assert server not in parents()
+        left = {int(file.stem.rpartition("-")[2]) for file in Path("/tmp").glob("seaweedfs-*.sock")}
+        assert not ports & left
     started.start(wait=False)
     until(lambda: started.process.pid in parents().values())  # it has a server
     assert started.end(signal.SIGTERM) == 0, started.text()

@@ -2,6 +2,7 @@
 
 import hashlib
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,13 +23,12 @@ def payload_of(numel: int) -> torch.Tensor:
     return torch.randint(0, 256, (numel,), dtype=torch.uint8)
 
 
-@pytest.mark.parametrize("numel", [0, 1, 2, 16, 4099])
-@pytest.mark.parametrize("stride", [1, 2])
-def test_what_is_sealed_opens_to_what_it_was(numel: int, stride: int) -> None:
-    payload = payload_of(numel * stride)[::stride]
-    sealed = Sealer(TOKEN).seal(payload, PLACE)
-    assert len(sealed) == numel + SEAL_NBYTES
-    assert torch.equal(Sealer(Token(SECRET)).open(sealed, PLACE), payload)
+def test_what_is_sealed_opens_to_what_it_was() -> None:
+    for numel in (0, 1, 2, 16, 4099):
+        for payload in (payload_of(numel), payload_of(2 * numel)[::2]):
+            sealed = Sealer(TOKEN).seal(payload, PLACE)
+            assert len(sealed) == numel + SEAL_NBYTES
+            assert torch.equal(Sealer(Token(SECRET)).open(sealed, PLACE), payload)
 
 
 def test_the_format_is_that_of_the_standards() -> None:
@@ -46,20 +46,16 @@ def test_equal_payloads_are_sealed_differently() -> None:
     assert len({bytes(sealer.seal(payload, PLACE).tolist()) for _ in range(20)}) == 20
 
 
-@pytest.mark.parametrize("at", [0, 11, 12, 50, 110, 111, 126])
-def test_a_changed_bit_another_length_and_a_cut_are_found(at: int) -> None:
-    sealed = Sealer(TOKEN).seal(payload_of(99), PLACE)
-    for bit in (0, 7):
-        changed = sealed.clone()
-        changed[at] ^= 1 << bit
-        assert Sealer(TOKEN).open(changed, PLACE) is None
-    assert Sealer(TOKEN).open(sealed[:at], PLACE) is None
-    assert Sealer(TOKEN).open(torch.cat([sealed, sealed[:1]]), PLACE) is None
-
-
-def test_it_opens_nowhere_else() -> None:
+def test_what_is_changed_cut_longer_or_elsewhere_opens_nowhere() -> None:
     sealed = Sealer(TOKEN).seal(payload_of(99), PLACE)
     assert Sealer(TOKEN).open(sealed, PLACE) is not None
+    for at in (0, 11, 12, 50, 110, 111, 126):
+        for bit in (0, 7):
+            changed = sealed.clone()
+            changed[at] ^= 1 << bit
+            assert Sealer(TOKEN).open(changed, PLACE) is None
+        assert Sealer(TOKEN).open(sealed[:at], PLACE) is None
+    assert Sealer(TOKEN).open(torch.cat([sealed, sealed[:1]]), PLACE) is None
     assert Sealer(Token("another secret of many")).open(sealed, PLACE) is None
     assert Sealer(TOKEN, "another run").open(sealed, PLACE) is None
     assert Sealer(TOKEN).open(sealed, PLACE[:-1]) is None
@@ -76,11 +72,8 @@ def test_a_key_says_nothing_of_another() -> None:
     assert {len(key) for key in keys} == {32}
 
 
-@pytest.mark.parametrize("present", [None, object()], ids=["missing", "old"])
+@pytest.mark.parametrize("present", [None, SimpleNamespace(AESGCM=object)], ids=["no", "old"])
 def test_a_missing_package_is_named(monkeypatch, present) -> None:
-    name = "cryptography.hazmat.primitives.ciphers.aead"
-    if present is not None:
-        present = type("Module", (), {"AESGCM": object})
-    monkeypatch.setitem(sys.modules, name, present)
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", present)
     with pytest.raises(tw.ConfigurationError, match=r"pip install 'thinwire\[secure\]'"):
         Sealer(TOKEN)
