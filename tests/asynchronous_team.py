@@ -16,7 +16,7 @@ from thinwire.asynchronous import (
     Simulation,
 )
 from thinwire.exchange.message import Header, Kind, read_origin
-from toy import BuildOptimizer, adamw, build_model, loss
+from toy import BuildOptimizer, adamw, build_model, descend, loss
 
 
 def method(
@@ -66,9 +66,7 @@ class AsyncTeam:
         self.given.append((rank, assignment.steps, assignment.steps_done))
         model, optimizer = self.models[rank], self.optimizers[rank]
         for _ in range(assignment.steps):
-            loss(model, self.taken[rank], rank, workers=self.count).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            descend(loss(model, self.taken[rank], rank, workers=self.count), optimizer)
             self.taken[rank] += 1
 
     def run(self, advances: int | None = None) -> "AsyncTeam":

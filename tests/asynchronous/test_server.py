@@ -8,6 +8,7 @@ import torch
 
 import thinwire as tw
 from asynchronous_team import AsyncTeam, method, with_number
+from exchanges import flipped
 from thinwire.asynchronous import AsyncOptions, AsyncServer, dynamic_steps
 from thinwire.rejection import RejectReason
 from toy import build_model, same_bits
@@ -31,33 +32,20 @@ def state_of(team: AsyncTeam) -> list[torch.Tensor]:
     return [value.clone().flatten() for value in outer.values()]
 
 
-def damages(message: torch.Tensor) -> dict[str, torch.Tensor]:
-    def flipped(place: int) -> torch.Tensor:
-        changed = message.clone()
-        changed[place] ^= 64
-        return changed
-
-    return {
-        "header": flipped(30),
-        "body": flipped(64 + 5),
-        "truncated": message[:-3],
-        "no header": message[:20],
-        "empty": message[:0],
-        "other bytes": torch.zeros_like(message),
-        "not bytes": torch.zeros(3),
-    }
-
-
-@pytest.mark.parametrize("how", damages(torch.zeros(100, dtype=torch.uint8)))
-def test_a_damaged_message_leaves_no_trace_but_a_count(how) -> None:
+def test_a_damaged_message_leaves_no_trace_but_a_count() -> None:
     here = team()
-    message = trained(here, 0)
-    before = state_of(here)
-    rejection = here.server.receive(damages(message)[how], now_s=1.0)
-    assert rejection is not None
-    assert rejection.reason is RejectReason.DAMAGED
-    assert same_bits(state_of(here), before)
-    assert here.server.stats.refused == {"DAMAGED": 1}
+    message, before = trained(here, 0), state_of(here)
+    for number, damaged in enumerate(
+        (
+            *(flipped(message, place) for place in (30, 64 + 5)),
+            *(message[:end] for end in (-3, 20, 0)),
+            *(torch.zeros_like(message), torch.zeros(3)),
+        )
+    ):
+        rejection = here.server.receive(damaged, now_s=1.0)
+        assert rejection.reason is RejectReason.DAMAGED
+        assert same_bits(state_of(here), before)
+        assert here.server.stats.refused == {"DAMAGED": number + 1}
     assert here.server.stats.arrivals == here.server.stats.steps_done == 0
     # The same work arrives whole later, and counts once.
     assert here.server.receive(message, now_s=2.0) is None
@@ -68,7 +56,7 @@ def test_a_damaged_message_leaves_no_trace_but_a_count(how) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_not_finite_is_refused_by_name(value) -> None:
+def test_what_is_not_finite_is_refused_by_name(value: float) -> None:
     here = team()
     message, before = trained(here, 0), state_of(here)
     rejection = here.server.receive(with_number(message, value), now_s=1.0)
@@ -183,10 +171,11 @@ def test_times_that_cannot_be_are_refused(wrong) -> None:
 def test_a_worker_refuses_a_damaged_theta() -> None:
     here = team()
     assignment = here.server.assign(0, now_s=0.0)
-    theta = here.server.theta_message
-    damaged = theta.clone()
-    damaged[100] ^= 1
-    other = replace(assignment, anchor=b"other...")
-    for given, found in ((assignment, damaged), (assignment, theta[:-4]), (other, theta)):
+    theta, other = here.server.theta_message, replace(assignment, anchor=b"other...")
+    for given, found in (
+        (assignment, flipped(theta, 100)),
+        (assignment, theta[:-4]),
+        (other, theta),
+    ):
         with pytest.raises(tw.ExchangeError, match="size and digest that the server named"):
             here.workers[0].start(given, found)
