@@ -1,31 +1,26 @@
 """Workers that come and go over a store in memory, as threads of one process."""
 
 import asyncio
-import io
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import obstore
 import pytest
 import torch
 
+import elastic_hub
 import thinwire as tw
-from elastic_hub import Player, crew
-from elastic_hub import flush as flush_all
-from elastic_hub import train as train_all
 from elastic_twin import ElasticHub
 from thinwire.elastic import session, transport
 from thinwire.elastic.timeouts import ElasticOptions
 from thinwire.transport import Elastic
-from toy import Team, adamw, build_model, descend, flush, loss
-
-obstore: Any = pytest.importorskip("obstore")
+from toy import Team, adamw, build_model, descend, loss
 
 H = 2
+LONG = 12 * H
 SECRET = "a secret of many characters"
 NESTEROV = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
 UP_S = 12.0
@@ -45,6 +40,11 @@ def memory() -> Any:
     return obstore.store.MemoryStore()
 
 
+@pytest.fixture(name="store")
+def store_fixture() -> Any:
+    return memory()
+
+
 def method(**fields) -> tw.Method:
     return tw.presets.diloco(**{"sync_every": H, "outer": NESTEROV, **fields})
 
@@ -59,13 +59,6 @@ def read(store: Any, key: str) -> bytes:
 
 def write(store: Any, key: str, payload: bytes) -> None:
     obstore.put(store, key, payload)
-
-
-def flip(store: Any, key: str, at: int = -1) -> None:
-    """Change a bit of an object."""
-    raw = bytearray(read(store, key))
-    raw[at] ^= 1
-    write(store, key, bytes(raw))
 
 
 class Worker:
@@ -88,21 +81,18 @@ class Worker:
         *,
         number: int = 0,
         of: int = 1,
-        run: str = "a-run",
         token: str | None = None,
         model: Callable[[], torch.nn.Module] = build_model,
-        build=adamw,
         least_wait_s: float = 20.0,
         **options: Any,
     ) -> None:
-        given = {"give_up_s": UP_S, **options}
         self.number, self.of, self.identity = number, of, identity
         self.transport = Elastic(
             store,
-            run=run,
+            run="a-run",
             token=token,
             identity=identity,
-            options=ElasticOptions(**given),
+            options=ElasticOptions(**{"give_up_s": UP_S, **options}),
             least_wait_s=least_wait_s,
             snapshot_after=SNAPSHOT_AFTER,
         )
@@ -111,77 +101,66 @@ class Worker:
         self.transport.leave_when(self.is_stopped.is_set)
         with _BUILDING:
             self.model = model()
-        self.optimizer = build(self.model)
+        self.optimizer = adamw(self.model)
         described = method() if described is None else described
         self.loop = tw.OuterLoop(self.model, self.optimizer, described, transport=self.transport)
         self.state = self.loop._state
         self.digests: dict[int, str] = {}
         self.before_step: dict[int, Callable[[], None]] = {}
-        self.before_flush: Callable[[], None] = lambda: None
         self.shares: list[int] = []
-        self._ended: Future[str] | None = None
+        self._ended: Future[str] = Future()
 
     def train(self, steps: int) -> str:
         """Train up to inner step `steps` of the schedule; returns the digest in the end."""
         try:
             self.loop.join()
-            while self.loop.inner_step < steps:
-                self._inner_step()
-            self.before_flush()
+            while (step := self.loop.inner_step) < steps:
+                self.before_step.pop(step, lambda: None)()
+                if not self.shares or self.shares[-1] != self.loop.share:
+                    self.shares.append(self.loop.share)
+                descend(loss(self.model, step, self.number, workers=self.of), self.optimizer)
+                self.loop.step()
+                self._note()
             self.loop.flush()
             self._note()
             return self.loop.digest()
         finally:
             self.loop.close()
 
-    def _inner_step(self) -> None:
-        step = self.loop.inner_step
-        self.before_step.pop(step, lambda: None)()
-        if not self.shares or self.shares[-1] != self.loop.share:
-            self.shares.append(self.loop.share)
-        descend(loss(self.model, step, self.number, workers=self.of), self.optimizer)
-        self.loop.step()
-        self._note()
-
     def _note(self) -> None:
         self.digests[self.state.version] = self.loop.digest()
 
     def start(self, steps: int) -> "Worker":
-        self._ended = ended = Future()
-
         def work() -> None:
             try:
-                ended.set_result(self.train(steps))
+                self._ended.set_result(self.train(steps))
             except BaseException as error:
-                ended.set_exception(error)
+                self._ended.set_exception(error)
 
         threading.Thread(target=work, name=self.identity, daemon=True).start()
         return self
 
     def digest(self, timeout_s: float = UP_S) -> str:
         """That it ends with, once it has; or what stopped it."""
-        error = self._outcome(timeout_s)
-        if error is not None:
+        if (error := self._outcome(timeout_s)) is not None:
             raise error
-        assert self._ended is not None
         return self._ended.result()
 
-    def error(self, timeout_s: float = UP_S) -> BaseException:
+    def error(self) -> BaseException:
         """What stops it."""
-        found = self._outcome(timeout_s)
+        found = self._outcome(UP_S)
         assert found is not None, "it ended as if nothing was wrong"
         return found
 
     def _outcome(self, timeout_s: float) -> BaseException | None:
-        assert self._ended is not None
         try:
             return self._ended.exception(timeout_s)
         except TimeoutError:
-            raise AssertionError(f"{self.identity} goes on:\n{doings(self)}") from None
+            raise AssertionError(f"{self.identity} goes on, at {self.version}") from None
 
     @property
     def has_ended(self) -> bool:
-        return self._ended is not None and self._ended.done()
+        return self._ended.done()
 
     @property
     def version(self) -> int:
@@ -218,6 +197,14 @@ class Worker:
         self.objects.put = put  # type: ignore[method-assign]
 
 
+class Stopped(Exception):
+    """What `stops` raises."""
+
+
+def stops() -> None:
+    raise Stopped
+
+
 class Hold:
     """Holds a worker's request until it is told to let go, and says when it has come."""
 
@@ -228,29 +215,6 @@ class Hold:
         self.has_come.set()
         while not self.may_go.is_set():
             await asyncio.sleep(0.01)
-
-
-def doings(worker: Worker) -> str:
-    """What every thread is at, and every coroutine of the worker: for a failure seen once."""
-    frames, thread = sys._current_frames(), worker.transport._thread
-    found = [
-        f"{each.name}\n{''.join(traceback.format_stack(frames[each.ident])[-8:])}"
-        for each in threading.enumerate()
-        if each.ident in frames
-    ]
-    for task in () if thread is None else asyncio.all_tasks(thread._loop):
-        written = io.StringIO()
-        task.print_stack(file=written)
-        found.append(written.getvalue())
-    return "\n".join(found)
-
-
-def until(condition: Callable[[], Any], timeout_s: float = UP_S) -> None:
-    """Wait until `condition` holds."""
-    end_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end_s, traceback.format_stack(limit=3)[0]
-        time.sleep(0.01)
 
 
 def workers(store: Any, count: int, described: tw.Method | None = None, **fields) -> list[Worker]:
@@ -271,6 +235,13 @@ def ended(running: Sequence[Worker]) -> list[str]:
             worker.is_stopped.set()
 
 
+def slowly(*running: Worker, seconds: float = 0.03, steps: int = LONG) -> None:
+    """Have workers take time for each step, in which another one catches up."""
+    for worker in running:
+        for step in range(steps):
+            worker.before_step.setdefault(step, lambda: time.sleep(seconds))
+
+
 def train(running: Sequence[Worker], steps: int) -> list[str]:
     """Train all of them to the end; returns their digests."""
     return ended([worker.start(steps) for worker in running])
@@ -278,18 +249,11 @@ def train(running: Sequence[Worker], steps: int) -> list[str]:
 
 def fixed_digest(described: tw.Method, count: int, steps: int, *, model=build_model) -> str:
     """That of as many workers in one process, of which none comes or goes."""
-    with _BUILDING:
-        if count == 1:
-            # A worker that stays alone to the end rounds less than one that others may join.
-            return _digest_alone(described, steps, model)
-        team = Team(described, adamw, count, model=model).train(steps)
-    flush(team.loops)
-    (digest,) = {loop.digest() for loop in team.loops}
+    if count == 1:
+        # A worker that stays alone to the end rounds less than one that others may join.
+        players = elastic_hub.crew(ElasticHub(), described, 1, of=1, model=model)
+        elastic_hub.train(players, steps)
+        elastic_hub.flush(players)
+        return players[0].loop.digest()
+    (digest,) = set(Team(described, adamw, count, model=model).train(steps).flush().digests())
     return digest
-
-
-def _digest_alone(described: tw.Method, steps: int, model) -> str:
-    players: list[Player] = crew(ElasticHub(), described, 1, of=1, model=model)
-    train_all(players, steps)
-    flush_all(players)
-    return players[0].loop.digest()

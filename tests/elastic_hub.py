@@ -8,7 +8,7 @@ from torch import Tensor
 
 import thinwire as tw
 from elastic_twin import ElasticHub
-from toy import adamw, build_model, loss
+from toy import adamw, build_model, descend, loss
 
 H = 3
 NESTEROV = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
@@ -60,9 +60,7 @@ class Player:
 
     def inner(self, steps: int = 1) -> None:
         for _ in range(steps):
-            loss(self.model, self.trained, self.number, workers=self.of).backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+            descend(loss(self.model, self.trained, self.number, workers=self.of), self.optimizer)
             self.trained += 1
 
     def live(self) -> list[Tensor]:

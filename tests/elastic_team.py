@@ -22,28 +22,45 @@ ENVIRONMENT = {**forked.ENVIRONMENT, "THINWIRE_TOKEN": TOKEN}
 LEAST_WAIT_S = 1.0
 
 
-def _enter(function: str, arguments: list[Any], out: Any, errors: str, environment: dict) -> None:
-    """In the forked process: what a shell would do, then `function`."""
+def _enter(work: str, arguments: Sequence[Any], out: Any, errors: str, environment: dict) -> None:
+    """In the forked process: what a shell would do, then `work`."""
     with Path(errors).open("w") as file:
         forked.write_to(out.fileno(), file.fileno())
     out.close()
     os.environ.update(environment)
-    module, _, name = function.rpartition(".")
+    module, _, name = work.rpartition(".")
     getattr(importlib.import_module(module or "elastic_worker"), name)(*arguments)
 
 
-class Program:
-    """A process and the lines that it wrote."""
+class Worker:
+    """A worker, or its first rank, as a process, and the records that it printed.
 
-    def __init__(self, function: str, *arguments: Any, errors: Path, **environment: str) -> None:
+    Args:
+        identity: its own.
+        work: as that of `Team`.
+        arguments: of it.
+        errors: a file for its standard error.
+        environment: beside this process's.
+        further: its other ranks.
+    """
+
+    def __init__(
+        self,
+        identity: str,
+        work: str,
+        arguments: Sequence[Any],
+        errors: Path,
+        environment: Mapping[str, str],
+        further: Sequence["Worker"],
+    ) -> None:
+        self.identity, self.further, self.errors = identity, further, errors
+        self.records: list[dict[str, Any]] = []
         context = forked.context()
         reader, writer = context.Pipe(duplex=False)
-        self.errors = errors
-        given = (function, arguments, writer, str(errors), ENVIRONMENT | environment)
+        given = (work, arguments, writer, str(errors), ENVIRONMENT | environment)
         self.process: BaseProcess = context.Process(target=_enter, args=given)
         self.process.start()
         writer.close()
-        self.lines: list[str] = []
         self._stdout = os.fdopen(os.dup(reader.fileno()))
         reader.close()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -54,10 +71,7 @@ class Program:
             for line in self._stdout:
                 # A killed process may leave half a line.
                 if line.endswith("\n"):
-                    self.hear(line)
-
-    def hear(self, line: str) -> None:
-        self.lines.append(line)
+                    self.records.append(json.loads(line))
 
     def send(self, number: int) -> None:
         os.kill(self.process.pid, number)
@@ -85,20 +99,6 @@ class Program:
         self._reader.join(10)
         self.process.close()
 
-
-class Worker(Program):
-    """A worker, or its first rank, and the records that it printed.
-
-    `further` are its other ranks.
-    """
-
-    def __init__(
-        self, identity: str, *arguments: Any, further: Sequence["Worker"] = (), **options: Any
-    ) -> None:
-        self.identity, self.further = identity, further
-        self.records: list[dict[str, Any]] = []
-        super().__init__(*arguments, **options)
-
     @property
     def ranks(self) -> list["Worker"]:
         return [self, *self.further]
@@ -110,9 +110,6 @@ class Worker(Program):
     def kill_all(self) -> None:
         for rank in self.ranks:
             rank.kill()
-
-    def hear(self, line: str) -> None:
-        self.records.append(json.loads(line))
 
     @property
     def version(self) -> int:
@@ -126,9 +123,9 @@ class Worker(Program):
         """The first record with `field`, such as those of its end."""
         return next((t[field] for t in list(self.records) if field in t), None)
 
-    def events(self, *kinds: str) -> list[dict[str, Any]]:
+    def events(self, kind: str = "") -> list[dict[str, Any]]:
         found = [t["event"] for t in list(self.records) if "event" in t]
-        return [event for event in found if not kinds or event["kind"] in kinds]
+        return [event for event in found if kind in ("", event["kind"])]
 
     def steps(self) -> list[dict[str, Any]]:
         return [t for t in list(self.records) if "share" in t]
@@ -171,7 +168,7 @@ class Team:
             self.url = f"{hub.address}/run"
         if endpoint is not None:
             self.url = f"s3://run/{tmp_path.name}"
-            self.proxy = Proxy(endpoint, self.fault)
+            self.proxy = Proxy(endpoint, lambda number, line: "cut" if self.is_cut else "")
             self._environment |= in_aws(self.proxy.endpoint)
 
     def __enter__(self) -> Self:
@@ -187,10 +184,6 @@ class Team:
         return [rank for worker in self.workers for rank in worker.ranks]
 
     # -- what can be done --------------------------------------------------------------------------
-
-    def fault(self, number: int, line: str) -> str:
-        """What happens to a request; tests may set another one."""
-        return "cut" if self.is_cut else ""
 
     def cut_store(self) -> None:
         """Let no worker reach the store until `mend_store`."""
@@ -218,17 +211,14 @@ class Team:
         Its model is sharded over `ranks` processes, of which each may have options of its own.
         """
         meeting = f"127.0.0.1:{free_port()}"
+        environment = {"THINWIRE_TOKEN": token, **self._environment}
         further: list[Worker] = []
         for index in reversed(range(ranks)):
             sharded = {"ranks": (index, ranks, meeting)} if ranks > 1 else {}
             given = {**self.options, **options, **sharded, **(of_rank or {}).get(index, {})}
-            worker = Worker(
-                identity,
-                *(self._work, self.url, identity, given),
-                errors=self._folder / f"{identity}-{len(self.workers)}-{index}.txt",
-                further=tuple(further),
-                **{"THINWIRE_TOKEN": token, **self._environment},
-            )
+            arguments = self.url, identity, given
+            errors = self._folder / f"{identity}-{len(self.workers)}-{index}.txt"
+            worker = Worker(identity, self._work, arguments, errors, environment, tuple(further))
             further.insert(0, worker)
         self.workers.append(worker)
         return worker

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -52,13 +53,13 @@ def build_layers() -> torch.nn.Module:
 def work(store: str, identity: str, options: dict) -> None:
     """Train, and end with status 1 if the run has no place for this worker.
 
-    Options: steps, every (H), method, exchange, step_s (how long an inner step takes),
-    terms (of `ElasticOptions`), width (of a layer more), checkpoint (a file to write after
-    every step and to start from), layers (a model with a stack of them), die (["step", n]: in the
-    n-th among three workers; others: `halt_in`, the n-th exchange among `among` workers, three),
-    stops_there (instead of dying), ranks (index, S and HOST:PORT: this is one rank of S that the
-    model is sharded over and that meet there), sharding (fsdp, hsdp or tensor; the latter with
-    layers) and snapshot_after (of `Elastic`).
+    Options: steps, every (H), method, exchange, step_s (how long an inner step takes), terms (of
+    `ElasticOptions`), checkpoint (a file to write after every step and to start from), layers (a
+    model with a stack of them), die (["step", n]: in the n-th among three workers; others:
+    `halt_in`, the n-th exchange among `among` workers, three), stops_there (instead of dying),
+    ranks (index, S and HOST:PORT: this is one rank of S that the model is sharded over and that
+    meet there), sharding (fsdp, hsdp or tensor; the latter with layers) and snapshot_after (of
+    `Elastic`).
     """
     faulthandler.register(signal.SIGUSR1)
     torch.set_num_threads(1)
@@ -78,9 +79,6 @@ def work(store: str, identity: str, options: dict) -> None:
 def train(store: str, identity: str, options: dict) -> None:
     kind, moment = options.get("die", ("never", 0))
     model = build_layers() if options.get("layers") else build_model()
-    if "width" in options:
-        model.append(torch.nn.Linear(3, options["width"]))
-        model.append(torch.nn.Linear(options["width"], 3))
     group = None
     if "ranks" in options:
         group = connect_ranks(*options["ranks"])
@@ -99,9 +97,8 @@ def train(store: str, identity: str, options: dict) -> None:
     elastic.events.listen(lambda event: tell(event=event.describe()))
     if kind in ("started", "landed"):
         number = signal.SIGSTOP if options.get("stops_there") else signal.SIGKILL
-        halt_in(
-            elastic, kind, moment, options.get("among", 3), lambda: os.kill(os.getpid(), number)
-        )
+        halt = partial(os.kill, os.getpid(), number)
+        halt_in(elastic, kind, moment, options.get("among", 3), halt)
     outer = tw.OuterLoop(model, optimizer, build_method(options), transport=elastic)
     checkpoint = Path(options.get("checkpoint", "none"))
     if checkpoint.exists():
@@ -129,8 +126,6 @@ def train(store: str, identity: str, options: dict) -> None:
         shard=outer.digest(),
         version=outer.stats.rounds,
         last_step=outer.inner_step,
-        left_out=outer.stats.left_out,
-        contributions=outer.stats.contributions,
     )
     save(outer, options)
     outer.close()
@@ -195,8 +190,3 @@ def save(outer: tw.OuterLoop, options: dict) -> None:
         partial = Path(options["checkpoint"] + ".partial")
         torch.save(outer.state_dict(), partial)
         partial.rename(options["checkpoint"])
-
-
-def command(*arguments: str) -> None:
-    """Run `thinwire ARGUMENTS`."""
-    sys.exit(thinwire.cli.main(list(arguments)))

@@ -11,20 +11,14 @@ METHODS = {
 }
 
 
-worker = alone
-
-
-def weights(team: Team) -> list[torch.Tensor]:
-    return [p.detach().clone() for model in team.models for p in model.parameters()]
-
-
 def check_equal(straight: Team, resumed: Team) -> None:
-    assert same_bits(weights(straight), weights(resumed))
+    for one, other in zip(straight.models, resumed.models, strict=True):
+        assert same_bits([*one.parameters()], [*other.parameters()])
     assert straight.digests() == resumed.digests()
     assert straight.loops[0].stats.sent_bytes == resumed.loops[0].stats.sent_bytes
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_the_optimizers_checkpoint_resumes_both_bit_for_bit(method) -> None:
     killed, resumed = Team(method, adamw, 2), Team(method, adamw, 2)
     for loop in killed.loops + resumed.loops:
@@ -38,7 +32,7 @@ def test_the_optimizers_checkpoint_resumes_both_bit_for_bit(method) -> None:
     check_equal(Team(method, adamw, 2).train(14), resumed.train(9, first=5))
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_a_loop_built_after_the_weights_were_loaded_resumes_bit_for_bit(method) -> None:
     straight = Team(method, adamw, 2).train(5)
     states, resumed = straight.states(), Team(method, adamw, 2)
@@ -62,12 +56,12 @@ def test_a_loop_built_after_the_weights_were_loaded_resumes_bit_for_bit(method) 
 
 
 def test_a_checkpoint_without_outer_state_or_of_another_method_is_refused() -> None:
-    _, optimizer, outer = worker(METHODS["diloco"])
+    _, optimizer, outer = alone(METHODS["diloco"])
     plain = optimizer.state_dict()
     outer.save_with_optimizer()
     with pytest.raises(tw.errors.CheckpointError, match=r"no outer state.*start over"):
         optimizer.load_state_dict(plain)
-    _, other, another = worker(tw.presets.diloco(sync_every=7))
+    _, other, another = alone(tw.presets.diloco(sync_every=7))
     another.save_with_optimizer()
     with pytest.raises(tw.MismatchError, match="sync_every"):
         optimizer.load_state_dict(other.state_dict())
@@ -75,7 +69,7 @@ def test_a_checkpoint_without_outer_state_or_of_another_method_is_refused() -> N
 
 
 def test_closing_gives_the_optimizer_back() -> None:
-    _, optimizer, outer = worker(METHODS["diloco"])
+    _, optimizer, outer = alone(METHODS["diloco"])
     assert outer.save_with_optimizer() is outer.save_with_optimizer() is optimizer
     outer.__enter__()
     outer.close()
@@ -105,23 +99,24 @@ def test_a_step_that_one_worker_skips_counts_on_it_too() -> None:
 
 
 def test_an_optimizer_whose_steps_may_be_skipped_unseen_is_not_followed() -> None:
-    model, optimizer, outer = worker(METHODS["diloco"])
+    model, optimizer, outer = alone(METHODS["diloco"])
     outer.__enter__()
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     scaled_step(model, optimizer, scaler, 0, overflows=True)
     assert outer.inner_step == 0
     with pytest.raises(tw.ConfigurationError, match=r"outer\.step\(\) after every scaler\.step"):
         scaled_step(model, optimizer, scaler, 1)
-    model, optimizer, outer = worker(METHODS["diloco"])
+    model, optimizer, outer = alone(METHODS["diloco"])
     outer.__enter__()
     scaled_step(model, optimizer, torch.amp.GradScaler("cpu", enabled=False), 0)
     assert outer.inner_step == 1
 
 
 def test_a_fused_optimizer_says_of_every_step_also_of_those_it_skips() -> None:
-    model = build_model()
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    outer = tw.OuterLoop(model, optimizer, METHODS["diloco"])
+    def fused(model) -> torch.optim.AdamW:
+        return torch.optim.AdamW(model.parameters(), fused=True)
+
+    model, optimizer, outer = alone(METHODS["diloco"], fused)
     outer.__enter__()
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     for step in range(3):
@@ -141,27 +136,8 @@ class Derived(torch.optim.AdamW):
         return value
 
 
-def trained(method: tw.Method, *, by_hand: bool) -> tuple[int, list[torch.Tensor]]:
-    adamw(build_model())  # from now on torch puts hooks around AdamW's own step, too
-    model = build_model()
-    optimizer = Derived(model.parameters(), lr=0.02)
-    outer = tw.OuterLoop(model, optimizer, method)
-    if not by_hand:
-        outer.__enter__()
-    for step in range(5):
-        loss(model, step, 0).backward()
-        optimizer.step()
-        if by_hand:
-            outer.step()
-        optimizer.zero_grad()
-    return outer.inner_step, [p.detach().clone() for p in model.parameters()]
-
-
-@pytest.mark.parametrize("method", [METHODS["diloco"], tw.presets.ddp()], ids=["diloco", "ddp"])
-def test_a_step_that_calls_its_base_class_counts_once_and_is_awaited(method) -> None:
-    counted, followed = trained(method, by_hand=False)
-    assert counted == 5
-    assert same_bits(followed, trained(method, by_hand=True)[1])
+def derived(model) -> Derived:
+    return Derived(model.parameters(), lr=0.02)
 
 
 # Of itself, when an optimizer is compiled first, and of Python 3.13.0.
@@ -172,7 +148,7 @@ TORCH_WARNS = pytest.mark.filterwarnings(
 
 @TORCH_WARNS
 def test_a_round_is_not_traced_where_its_caller_is_compiled() -> None:
-    model, optimizer, outer = worker(METHODS["feedback"])
+    model, optimizer, outer = alone(METHODS["feedback"])
     graphs = []
 
     def backend(graph, _):
@@ -188,32 +164,33 @@ def test_a_round_is_not_traced_where_its_caller_is_compiled() -> None:
 
 
 @TORCH_WARNS
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["derived", "compiled"])
 @pytest.mark.parametrize("method", [METHODS["diloco"], tw.presets.ddp()], ids=["diloco", "ddp"])
-def test_a_compiled_step_is_followed_as_one_that_is_not(method) -> None:
-    def run(*, by_hand: bool) -> list[torch.Tensor]:
+def test_a_step_in_a_step_or_a_compiled_one_counts_once_and_is_awaited(method, is_compiled) -> None:
+    adamw(build_model())  # from now on torch puts hooks around AdamW's own step, too
+    trained = []
+    for by_hand in (False, True):
         torch.compiler.reset()
-        model, optimizer, outer = worker(method)
+        model, optimizer, outer = alone(method, adamw if is_compiled else derived)
         if not by_hand:
             outer.__enter__()
-        compiled = torch.compile(lambda: optimizer.step(), backend="eager")
-        for step in range(3):
+        compiled = torch.compile(lambda it=optimizer: it.step(), backend="eager")
+        for step in range(4):
             loss(model, step, 0).backward()
-            compiled()
+            compiled() if is_compiled else optimizer.step()
             if by_hand:
                 outer.step()
             optimizer.zero_grad()
-        assert outer.inner_step == 3
-        return [p.detach().clone() for p in model.parameters()]
-
-    assert same_bits(run(by_hand=False), run(by_hand=True))
+        assert outer.inner_step == 4
+        trained.append([p.detach() for p in model.parameters()])
+    assert same_bits(*trained)
 
 
 @TORCH_WARNS
 def test_a_compiled_step_in_a_step_is_refused_for_it_cannot_be_told_whose_it_is() -> None:
     adamw(build_model())
-    model = build_model()
-    optimizer = Derived(model.parameters(), lr=0.02)
-    tw.OuterLoop(model, optimizer, METHODS["diloco"]).__enter__()
+    model, optimizer, outer = alone(METHODS["diloco"], derived)
+    outer.__enter__()
     loss(model, 0, 0).backward()
     torch.compiler.reset()
     with pytest.raises(tw.ConfigurationError, match=r"leave optimizer\.step\(\) as it is"):

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bucket_workers import H, Worker, memory, quick_fixture, train  # noqa: F401 - the fixture
+from bucket_workers import H, Stopped, Worker, memory, stops, train
 from thinwire.elastic import alive
 from thinwire.elastic.alive import LostWorkers, give_signs
 from thinwire.elastic.run_objects import RunObjects
@@ -13,15 +13,9 @@ from thinwire.errors import ExchangeError
 from thinwire.transport import object_store
 from thinwire.transport.object_store import ObjectStore
 
-pytest.importorskip("obstore")
-
 
 def run_of(store) -> RunObjects:
     return RunObjects(ObjectStore(store), "a-run", None)
-
-
-async def living(objects: RunObjects, name: str) -> asyncio.Task[None]:
-    return asyncio.ensure_future(give_signs(objects, name, 0.3))
 
 
 def test_a_worker_is_lost_once_its_signs_end_and_one_that_gave_none_too(monkeypatch) -> None:
@@ -56,7 +50,7 @@ def test_a_store_that_refuses_signs_ends_nothing(caplog) -> None:
     objects.store.replace = refuse  # type: ignore[method-assign]
 
     async def watch() -> None:
-        task = await living(objects, "a")
+        task = asyncio.ensure_future(give_signs(objects, "a", 0.3))
         await asyncio.sleep(0.15)
         assert not task.done()
         task.cancel()
@@ -74,27 +68,21 @@ def test_a_dead_worker_costs_the_others_seconds_and_not_half_a_long_round() -> N
     for worker in (first, second):
         worker.transport._timeouts.finished_round(60.0)
 
-    class Died(Exception):
-        pass
-
-    def die() -> None:
-        raise Died
-
     second.transport.leave = lambda: second.transport._session._living.cancel()
-    second.before_step[3 * H] = die
+    second.before_step[3 * H] = stops
     second.start(6 * H)
     assert first.start(6 * H).digest(25)
-    assert isinstance(second.error(), Died)
+    assert isinstance(second.error(), Stopped)
     assert first.events("left")
     assert len(set(train([Worker(store, "late")], 6 * H))) == 1
 
 
-def made(fixed_s: float | None = None) -> Timeouts:
-    return Timeouts(floor_s=5, patience=0.5, unmeasured_s=60, fixed_s=fixed_s)
-
-
 def test_waits_double_until_an_exchange_succeeds() -> None:
-    timeouts = made()
+    timeouts, fixed = (
+        Timeouts(floor_s=5, patience=0.5, unmeasured_s=60, fixed_s=fixed_s)
+        for fixed_s in (None, 7.0)
+    )
+    assert (timeouts.round_s, timeouts.late()) == (None, 60)
     assert timeouts.exchange(125_000) == 5 + 60 + 1
     timeouts.exchanged(1000, seconds=1.0)
     timeouts.finished_round(20.0)
@@ -109,13 +97,9 @@ def test_waits_double_until_an_exchange_succeeds() -> None:
     for _ in range(2000):
         timeouts.timed_out()
     assert timeouts.exchange(1000) == 3600
-    fixed, timeouts = made(fixed_s=7.0), made()
     fixed.timed_out()
     fixed.exchanged(10, seconds=100.0)
     assert fixed.exchange(10**9) == 7.0
-    assert (timeouts.round_s, timeouts.late()) == (None, 60)
-    timeouts.finished_round(1000.0)
-    assert timeouts.late() == pytest.approx(500)
     for _ in range(20):  # a slow round is forgotten
         timeouts.finished_round(10.0)
     assert timeouts.round_s == 10

@@ -7,21 +7,21 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import bucket_ranks
 import thinwire as tw
-from bucket_workers import SECRET, memory, names_in, read, until, write
+from bucket_workers import SECRET, memory, names_in, read, write
 from forked import Forked
-from processes import ended, fork_worker, promptly, run_workers
+from processes import ended, fork_worker, promptly, run_workers, until
 from s3_server import Proxy, in_aws, options_of, s3_fixture  # noqa: F401 - the fixture
 from thinwire.elastic.timeouts import ElasticOptions
 from thinwire.elastic.transport import Elastic
 from thinwire.plan.shape import Shape
 from thinwire.plan.traffic import traffic
+from thinwire.security.sealing import SEAL_NBYTES
 from thinwire.testing.transports import (
     check_background,
     check_worker,
@@ -69,33 +69,40 @@ def at_once(work: Callable[[Any], Any], given: Sequence[Any]) -> list[Any]:
         return list(threads.map(work, given))
 
 
+S3_OF_TWO = pytest.param(2, SECRET, "s3", marks=pytest.mark.xdist_group("s3"))
+
+
 @pytest.mark.parametrize(
     ("workers", "token", "store"),
-    [(1, SECRET, "memory"), (2, None, "memory"), (3, SECRET, "memory"), (3, None, "folder")],
+    [(1, SECRET, "memory"), S3_OF_TWO, (3, SECRET, "memory"), (3, None, "folder")],
 )
-def test_workers_keep_the_contract(tmp_path, workers: int, token: str | None, store: str) -> None:
-    place = memory() if store == "memory" else f"file://{tmp_path}/new"
-    transports = team(place, workers, token=token)
+def test_workers_keep_the_contract(tmp_path, request, workers: int, token, store: str) -> None:
+    if store == "s3":
+        transports = on_s3("run/contract", request.getfixturevalue("s3"), token=token)
+    else:
+        place = memory() if store == "memory" else f"file://{tmp_path}/new"
+        transports = team(place, workers, token=token)
     at_once(check_worker, transports)
     at_once(check_background, transports)
 
 
-def test_workers_of_an_s3_server_keep_the_contract(s3) -> None:
-    transports = on_s3("run/contract", s3, token=SECRET)
-    at_once(check_worker, transports)
-    at_once(check_background, transports)
-
-
-def run(case: str, url: str, workers: int, **more: str) -> list[Forked]:
-    place = {"THINWIRE_AT": f"{url}/run", **more}
-    return run_workers("bucket_ranks.py", case, workers, **place)
-
-
-def check_digests(url: str, workers: int, **more: str) -> None:
-    """Every worker's digests are those of one process; bytes and requests those of the plan."""
+@pytest.mark.slow_cases(but=("2-folder",))
+@pytest.mark.parametrize(
+    ("workers", "store", "token"),
+    [(2, "folder", SECRET), (4, "folder", None), (2, "s3", SECRET), (4, "s3", SECRET)],
+)
+def test_processes_that_share_a_store_reach_the_digests_of_one_process(
+    tmp_path, request, workers: int, store: str, token: str | None
+) -> None:
+    """Their bytes and requests are those of the plan."""
+    place = {"THINWIRE_AT": f"file://{tmp_path}/run", "THINWIRE_TOKEN": token or ""}
+    if store == "s3":
+        place |= in_aws(request.getfixturevalue("s3"))
+        place["THINWIRE_AT"] = f"s3://run/digests{workers}/run"
+    processes = run_workers("bucket_ranks.py", "train", workers, **place)
     expected, steps = bucket_ranks.in_one_process(workers), bucket_ranks.STEPS
-    shape, added = Shape.of_model(build_model()), 28 if "THINWIRE_TOKEN" in more else 0
-    for worker, process in enumerate(run("train", url, workers, **more)):
+    shape, added = Shape.of_model(build_model()), 0 if token is None else SEAL_NBYTES
+    for worker, process in enumerate(processes):
         assert process.returncode == 0, process.stderr
         for number, told in enumerate(json.loads(process.stdout)):
             assert told["digest"] == expected[number][worker]
@@ -106,23 +113,10 @@ def check_digests(url: str, workers: int, **more: str) -> None:
             assert told["requests"]["puts"] == plan.puts_after(steps)
             assert told["requests"]["gets"] == plan.gets_after(steps)
             assert told["requests"]["deletes"] < told["requests"]["puts"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("workers", "token"), [(2, SECRET), (4, None)], ids=["sealed", "open"])
-def test_processes_that_share_a_folder_reach_the_digests_of_one_process(
-    tmp_path, workers: int, token: str | None
-) -> None:
-    check_digests(f"file://{tmp_path}", workers, **({"THINWIRE_TOKEN": token} if token else {}))
-    written = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
-    # The start of a message's header, and of what a worker says of its run.
-    assert [text in written for text in (b"TWIR", b"initial weights")] == [token is None] * 2
-
-
-@pytest.mark.slow_cases("4")
-@pytest.mark.parametrize("workers", [2, 4])
-def test_processes_that_share_a_bucket_reach_the_digests_of_one_process(s3, workers: int) -> None:
-    check_digests(f"s3://run/digests{workers}", workers, THINWIRE_TOKEN=SECRET, **in_aws(s3))
+    if store == "folder":
+        written = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+        # The start of a message's header, and of what a worker says of its run.
+        assert [text in written for text in (b"TWIR", b"initial weights")] == [token is None] * 2
 
 
 def test_workers_of_two_ddp_ranks_send_everything_once(tmp_path) -> None:
@@ -137,24 +131,19 @@ def test_workers_of_two_ddp_ranks_send_everything_once(tmp_path) -> None:
     assert [each["requests"]["puts"] for each in told] == [plan.puts_after(9)] * 4
 
 
-def starter(folder: Path, method: int) -> Callable[..., Forked]:
-    def start(worker: int, **more: str) -> Forked:
-        own = {"METHOD": str(method), "CHECKPOINT": str(folder / f"{worker}.pt"), **more}
-        place = {"THINWIRE_AT": f"file://{folder}/shared/run"}
-        case = ("bucket_ranks.py", "train_with_checkpoints")
-        (process,) = fork_worker(*case, worker, 2, **place, **own)
-        return process
-
-    return start
-
-
 @pytest.mark.slow_cases("5", "8-diloco")
 @pytest.mark.parametrize("method", [0, 3], ids=["diloco", "streaming"])
 @pytest.mark.parametrize("kill_at", [5, 8])
 def test_a_killed_worker_goes_on_from_its_checkpoint_while_the_others_wait(
     tmp_path, method: int, kill_at: int
 ) -> None:
-    start = starter(tmp_path, method)
+    def start(worker: int, **more: str) -> Forked:
+        own = {"METHOD": str(method), "CHECKPOINT": str(tmp_path / f"{worker}.pt"), **more}
+        place = {"THINWIRE_AT": f"file://{tmp_path}/shared/run"}
+        case = ("bucket_ranks.py", "train_with_checkpoints")
+        (process,) = fork_worker(*case, worker, 2, **place, **own)
+        return process
+
     first, killed = start(0), start(1, KILL_AT=str(kill_at))
     killed.communicate(timeout=60)
     assert killed.returncode < 0
@@ -163,9 +152,8 @@ def test_a_killed_worker_goes_on_from_its_checkpoint_while_the_others_wait(
     assert told == bucket_ranks.in_one_process(2)[method], first.stderr + again.stderr
 
 
-@pytest.mark.parametrize("keep", [1, 3])
-def test_old_messages_are_deleted_and_the_latest_stay(keep: int) -> None:
-    store = memory()
+def test_old_messages_are_deleted_and_the_latest_stay() -> None:
+    store, keep = memory(), 3
     transports = team(store, 3, keep=keep)
     rounds(transports, 8)
     left = {path.split("/")[4] for path in names_in(store)}
@@ -194,15 +182,14 @@ def test_nothing_is_deleted_that_a_worker_may_still_read() -> None:
 
 
 def test_a_folder_keeps_no_empty_folders(tmp_path) -> None:
-    rounds(team(f"file://{tmp_path}", 2, keep=1), 30)
+    rounds(team(f"file://{tmp_path}", 2, keep=1), 8)
     assert len(list((tmp_path / "a-run" / "message" / "00000000" / "x").iterdir())) == 2
 
 
 def test_a_store_that_may_not_be_deleted_from_ends_no_run(s3) -> None:
     """Its keys may write and read."""
-    with contextlib.closing(
-        Proxy(s3, lambda count, line: "403" if line.startswith("POST") else "")
-    ) as proxy:
+    faults = Proxy(s3, lambda count, line: "403" if line.startswith("POST") else "")
+    with contextlib.closing(faults) as proxy:
         transports = on_s3("run/undeleted", proxy.endpoint, keep=1)
         rounds(transports, 8)
         assert [t.service_requests["deletes"] for t in transports] == [0, 0]
@@ -239,38 +226,29 @@ def test_another_run_of_that_name_is_refused() -> None:
     at_once(lambda t: loop(t, sync_every=4), team(store, 2, run="another"))
 
 
-def test_workers_that_differ_are_all_told() -> None:
-    def differing(transport: Elastic) -> str:
-        with pytest.raises(tw.MismatchError) as found:
-            loop(transport, sync_every=4 + transport.rank)
-        return str(found.value)
-
-    for said in at_once(differing, team(memory(), 2)):
-        assert "method.sync_every" in said
-        assert "worker 0 has 4 and worker 1 has 5" in said
-
-
-def test_another_token_is_refused_by_name() -> None:
-    store = memory()
-    first = team(store, 2, token=SECRET)[0]
-    second = team(store, 2, token="another secret of many")[1]
+@pytest.mark.parametrize("differs", ["method", "token"])
+def test_workers_that_differ_are_all_told(differs: str) -> None:
+    store, tokens = memory(), [SECRET, "another secret of many" if differs == "token" else SECRET]
+    transports = [team(store, 2, token=token)[rank] for rank, token in enumerate(tokens)]
 
     def refused(transport: Elastic) -> str:
-        with pytest.raises(tw.ExchangeError) as found:
-            loop(transport)
+        sync_every = 4 + (transport.rank if differs == "method" else 0)
+        with pytest.raises((tw.MismatchError, tw.ExchangeError)) as found:
+            loop(transport, sync_every=sync_every)
         return str(found.value)
 
-    said = at_once(refused, (first, second))
-    assert "what worker 1 sent for the workers' descriptions" in said[0]
-    assert "what worker 0 sent for the workers' descriptions" in said[1]
+    for rank, said in enumerate(at_once(refused, transports)):
+        expected = {
+            "method": "differ in method.sync_every; because worker 0 has 4 and worker 1 has 5",
+            "token": f"what worker {1 - rank} sent for the workers' descriptions",
+        }
+        assert expected[differs] in said
 
 
 def test_what_is_sealed_opens_in_its_own_place_only() -> None:
     store = memory()
     transports = team(store, 3, token=SECRET)
     rounds(transports, 1)
-    for path in names_in(store):
-        assert len(read(store, path)) == 9 + 28
     # What worker 1 sent, in the place of worker 2.
     moved = read(store, "a-run/message/00000000/x/00000001/0/00001")
     write(store, "a-run/message/00000000/x/00000002/0/00002", moved)
@@ -302,19 +280,15 @@ def test_a_rule_that_deletes_too_early_is_found(tmp_path) -> None:
         under_way.wait()
 
 
-@pytest.mark.parametrize(
-    ("fields", "match"),
-    [
+def test_descriptions_that_cannot_work_are_refused() -> None:
+    for fields, match in (
         ({"worker": 2}, "worker 2 of 2"),
         ({"worker": -1}, "worker -1 of 2"),
         *(({"run": name}, f"call a run '{name}'") for name in ("", "a/b", "..")),
         ({"token": "short"}, "5 characters"),
-    ],
-)
-def test_descriptions_that_cannot_work_are_refused(fields: dict[str, Any], match: str) -> None:
-    given = {"worker": 0, "workers": 2, "run": "r"} | fields
-    with pytest.raises(tw.ConfigurationError, match=match):
-        Elastic("memory://", **given)
+    ):
+        with pytest.raises(tw.ConfigurationError, match=match):
+            Elastic("memory://", **{"worker": 0, "workers": 2, "run": "r", **fields})
 
 
 def test_closing_ends_what_is_under_way_promptly() -> None:

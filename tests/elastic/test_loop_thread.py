@@ -17,13 +17,15 @@ def store_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "thinwire-store"}
 
 
+def program(*lines: str) -> list[str]:
+    imports = ("import asyncio", "from thinwire.elastic import loop_thread")
+    code = "\n".join((*imports, "LoopThread = loop_thread.LoopThread", *lines))
+    return [sys.executable, "-W", "ignore", "-c", code]
+
+
 def ends_well(*lines: str) -> None:
     """Run a program, which ends with status 0 and without a word of an error."""
-    code = "\n".join(
-        ("import asyncio", "from thinwire.elastic.loop_thread import LoopThread", *lines)
-    )
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(program(*lines), capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
 
 
@@ -94,30 +96,28 @@ def test_the_last_reference_may_be_that_of_what_it_runs() -> None:
 
 
 def test_the_clock_of_its_waits_stands_while_the_process_is_stopped() -> None:
-    lines = (
-        "import asyncio",
-        "from thinwire.elastic.loop_thread import LoopThread",
+    command = program(
+        "loop_thread._TICK_S, loop_thread._STOPPED_S = 0.1, 0.5",
         "async def wait():",
         "    began_s = asyncio.get_running_loop().time()",
         "    print('waits', flush=True)",
-        "    await asyncio.sleep(1)",
+        "    await asyncio.sleep(0.4)",
         "    return asyncio.get_running_loop().time() - began_s",
         "print(LoopThread().run(wait()))",
     )
-    command = [sys.executable, "-c", "\n".join(lines)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "waits\n"
         process.send_signal(signal.SIGSTOP)
-        time.sleep(3)
+        time.sleep(1.2)
         process.send_signal(signal.SIGCONT)
-        assert 1.0 <= float(process.stdout.readline()) < 2.9
+        assert 0.4 <= float(process.stdout.readline()) < 1.2
 
 
 def test_a_forked_child_that_exits_leaves_it_alone() -> None:
     ends_well(
         "import os, sys",
         "thread = LoopThread()",
-        "work = thread.start(asyncio.sleep(1, 'done'))",
+        "work = thread.start(asyncio.sleep(0.3, 'done'))",
         "child = os.fork()",
         "if not child: sys.exit()",
         "assert os.waitpid(child, 0)[1] == 0",

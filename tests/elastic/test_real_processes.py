@@ -15,8 +15,6 @@ from elastic_schedule import OPTIONS, inject_faults
 from elastic_team import LEAST_WAIT_S, Team, Worker
 from s3_server import s3_fixture  # noqa: F401 - the fixture
 
-pytest.importorskip("obstore")
-
 EVERY, STEP_S = 4, 0.03
 ROUND_S = EVERY * STEP_S
 # A machine of two cores may run two such tests at once, eight processes: they get the processor
@@ -91,27 +89,6 @@ def test_a_slow_worker_is_left_behind_and_takes_part_again(team: Team) -> None:
     assert slow.events("late"), team.report()
     late_at = slow.events("late")[0]["at_s"]
     assert any(t["workers"] == 3 for t in slow.steps() if t["at_s"] > late_at), team.report()
-
-
-@pytest.mark.slow
-def test_a_worker_of_another_run_is_refused_by_what_differs(team: Team) -> None:
-    first, second = team.start_all("w0", "w1")
-    strangers = {
-        "token": team.start("t", token="another token, which is long, too"),
-        "parameters": team.start("m", width=5),
-        "sync_every": team.start("h", every=5),
-        "aggregate": team.start("o", method="sparseloco"),
-        "ranks of a worker": team.start("r", ranks=2),
-    }
-    for reason, stranger in strangers.items():
-        for rank in stranger.ranks:
-            team.until(lambda rank=rank: rank.gone)
-            assert rank.wait(5) == 1, team.report()
-            assert rank.last("kind") == "MismatchError"
-            assert reason in rank.last("error").lower(), team.report()
-        assert stranger.errors.read_text() == ""
-    team.workers = [first, second]
-    team.finish()
 
 
 # -- an S3 server ----------------------------------------------------------------------------------

@@ -189,29 +189,22 @@ def test_with_fewer_than_min_workers_there_is_no_roll() -> None:
 
 # -- phases ----------------------------------------------------------------------------------------
 
-PHASES = [
-    (("join", "join"), "join", ""),
-    (("round", "join"), "round", "b"),
-    (("join", "last"), "last", "a"),
-    (("round", "last"), "last", ""),
-    (("round", "round"), "round", ""),
-]
 
-
-@pytest.mark.parametrize(("phases", "phase", "new"), PHASES)
-def test_the_phase_is_the_latest_of_all(phases, phase: str, new: str) -> None:
-    calls = [call(name, 1, phase=each) for name, each in zip("ab", phases, strict=True)]
-    roll = written(first("a"), *calls)
-    assert roll.phase == phase
-    assert "".join(name[0] for name in roll.new) == new
-
-
-def test_the_step_is_that_of_the_phase() -> None:
-    far = replace(
-        call("b", 1, phase="join"), position=Progress(version=1, step=99, digest=at(1).digest)
-    )
-    roll = written(first("a"), call("a", 1), far)
-    assert roll.position.step == 10
+@pytest.mark.parametrize(
+    ("a", "b", "phase", "new"),
+    [
+        ("join", "join", "join", ()),
+        ("round", "join", "round", ("b:1",)),
+        ("join", "last", "last", ("a:1",)),
+        ("round", "last", "last", ()),
+        ("round", "round", "round", ()),
+    ],
+)
+def test_the_phase_is_the_latest_of_all_and_the_step_is_its(a, b, phase, new) -> None:
+    roll = written(first("a"), call("a", 1, phase=a), call("b", 1, phase=b))
+    assert (roll.phase, roll.new) == (phase, new)
+    far = replace(call("b", 1, phase="join"), position=Progress(version=1, step=99, digest="d1"))
+    assert written(first("a"), call("a", 1), far).position.step == 10
 
 
 def test_when_all_is_exchanged_the_run_is_done() -> None:
