@@ -1,7 +1,5 @@
 """Error feedback: the recurrence, what it conserves, where it lives and what it refuses."""
 
-import copy
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,8 +12,7 @@ from thinwire.fragments.layout import Layout
 from thinwire.storage import StatePlacement
 from toy import Team, adamw, build_model, same_bits, sgd
 
-CPU = torch.device("cpu")
-STORAGE = StatePlacement(CPU)
+STORAGE = StatePlacement(torch.device("cpu"))
 LOSSY = [codecs.Quantise(bits=2), codecs.TopK(k=64), codecs.CastBF16(), codecs.E3M0()]
 FLOAT_MAX = torch.finfo(torch.float32).max
 
@@ -64,21 +61,6 @@ def test_the_recurrence(codec, decay: float, numel: int) -> None:
     assert bool(residual.any()) or numel < 4
 
 
-@pytest.mark.parametrize("codec", LOSSY, ids=lambda codec: codec.id)
-def test_with_decay_1_nothing_is_ever_lost(codec) -> None:
-    moves = deltas(20)
-    total = torch.stack(moves).double().sum(0)
-
-    def lost(decay: float) -> float:
-        sent, residual = rounds_of(tw.ErrorFeedback(decay=decay), codec, moves)
-        return float((torch.stack(sent).double().sum(0) + residual - total).abs().max())
-
-    # Two roundings a round, of numbers below 2^5.
-    few_ulp = 2 * 20 * 2.0**5 * 2.0**-24
-    assert lost(1.0) < few_ulp
-    assert lost(0.9) > 10 * few_ulp
-
-
 @pytest.mark.parametrize("exchange", [tw.Gather(), tw.ReduceScatter()])
 def test_the_outer_learning_rate_is_applied_once(exchange) -> None:
     """The residual starts empty, so the first round is that of a worker without feedback."""
@@ -125,20 +107,9 @@ def test_state_is_fp32_on_the_host_whatever_the_model(exchange) -> None:
     assert any(float(r.abs().max()) > 0 for r in residuals)
 
 
-def test_a_device_of_its_own_changes_nothing_but_the_place() -> None:
-    elsewhere = StatePlacement(torch.device("meta"))
-    state = tw.ErrorFeedback(device="cpu").bind(3, elsewhere)
-    assert state.state_dict()["residual"].device == CPU
-    state = tw.ErrorFeedback().bind(3, elsewhere)
-    assert state.state_dict()["residual"].device == torch.device("meta")
-
-
 def test_the_device_is_not_part_of_the_description() -> None:
-    here, there = diloco(feedback=tw.ErrorFeedback()), diloco(
-        feedback=tw.ErrorFeedback(device="cpu")
-    )  # fmt: skip
+    here, there = (diloco(feedback=tw.ErrorFeedback(device=d)) for d in (None, "cpu"))
     assert here.fingerprint() == there.fingerprint()
-    assert here.describe()["feedback"] == {"kind": "ErrorFeedback", "decay": 0.9}
     other = diloco(feedback=tw.ErrorFeedback(decay=0.8))
     assert here.fingerprint() != other.fingerprint()
 
@@ -151,33 +122,12 @@ def test_decays_that_do_not_forget_are_refused(decay: float) -> None:
 
 def test_a_residual_of_another_size_is_refused() -> None:
     state = tw.ErrorFeedback().bind(3, STORAGE)
-    for wrong in ({}, {"residual": torch.zeros(4)}, {"residual": torch.zeros(3), "more": CPU}):
+    for wrong in ({}, {"residual": torch.zeros(4)}, {"residual": torch.zeros(3), "more": 1}):
         with pytest.raises(tw.CheckpointError, match="not a residual of 3"):
             state.load_state_dict(wrong)
 
 
 # -- what is not finite --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.filterwarnings("ignore::thinwire.LossyReduceScatterWarning")
-@pytest.mark.parametrize("exchange", [tw.Gather(), tw.ReduceScatter()])
-def test_a_bad_pseudo_gradient_is_neither_sent_nor_remembered(bad: float, exchange) -> None:
-    method = diloco(
-        sync_every=1, codec=codecs.TopK(), feedback=tw.ErrorFeedback(), exchange=exchange
-    )
-    team = Team(method, sgd, 2).train(2)
-    loop, model = team.loops[0], team.models[0]
-    before, sent_bytes = copy.deepcopy(loop.state_dict()), loop.stats.sent_bytes
-    with torch.no_grad():
-        model[1].bias[2] = bad
-    with pytest.raises(tw.NonFiniteError, match=r"'1\.bias' at inner step 3"):
-        loop.begin()
-    assert loop.stats.sent_bytes == sent_bytes
-    after = loop.state_dict()["fragments"][0]
-    for part in ("exchange", "outer"):
-        for key, value in before["fragments"][0][part].items():
-            assert torch.equal(value, after[part][key])
 
 
 def test_a_sum_beyond_fp32_is_refused() -> None:
