@@ -133,26 +133,14 @@ class TestPlain:
             # Gains over two dimensions.
             (lambda: nn.ModuleList([nn.LayerNorm((3, 4)), nn.RMSNorm((3, 4))]), "VVV"),
             (lambda: nn.ParameterList(torch.zeros(s) for s in ((), (1, 5), (2, 3, 4))), "VMM"),
+            # Names are not looked at.
+            (lambda: nn.ModuleDict({"w": nn.Embedding(9, 4), "embedding": nn.Linear(4, 9)}), "EHV"),
             (nn.ReLU, ""),
         ],
     )
     def test_small_models(self, model, roles):
         assert "".join(role.name[0] for role in parameter_roles(model()).values()) == roles
         assert roles or parameter_layouts(model()) == {}
-
-    def test_names_are_not_looked_at(self):
-        class Anonymous(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.matrix = nn.Embedding(9, 4)
-                self.embedding = nn.Linear(4, 4, bias=False)
-                self.vector = nn.Linear(4, 9, bias=False)
-
-        assert list(parameter_roles(Anonymous()).values()) == [
-            Role.EMBEDDING,
-            Role.MATRIX,
-            Role.HEAD,
-        ]
 
 
 class TestLayouts:
@@ -184,16 +172,9 @@ class TestLayouts:
         assert parameter_layouts(module)["weight"].id == "out_in"
 
 
-class TestOverrides:
-    def test_wins(self):
-        model = Plain(tied=False)
-        roles = parameter_roles(model, {"classifier.weight": Role.MATRIX})
-        assert roles["classifier.weight"] is Role.MATRIX
-        assert list(roles) == list(parameter_roles(model))
-
-    @pytest.mark.parametrize(
-        ("name", "word"), [("wieght", "did you mean 'weight'"), ("bias", "its shape is")]
-    )
-    def test_what_cannot_be_is_refused(self, name, word):
-        with pytest.raises(ConfigurationError, match=word):
-            parameter_roles(nn.Linear(2, 2), {name: Role.MATRIX})
+@pytest.mark.parametrize(
+    ("name", "word"), [("wieght", "did you mean 'weight'"), ("bias", "its shape is")]
+)
+def test_overrides_that_cannot_be_are_refused(name: str, word: str) -> None:
+    with pytest.raises(ConfigurationError, match=word):
+        parameter_roles(nn.Linear(2, 2), {name: Role.MATRIX})

@@ -44,22 +44,6 @@ def test_n_arrivals_are_one_nesterov_step_on_their_mean(every: int, c: float) ->
     assert largest(found, after(nesterov, means(arrivals, every))) < 4e-6
 
 
-def test_in_fp64_the_identity_is_exact() -> None:
-    """The equations themselves, without fp32."""
-    beta, eps, every = 0.9, 0.7, 4
-    arrivals = [g.double() for g in gradients(24)]
-    outer = DelayedNesterov(lr=eps, momentum=beta, every=every)
-    theta = torch.zeros(7, dtype=torch.float64)
-    buffers = outer.buffers(theta)
-    for t, g in enumerate(arrivals):
-        theta = outer.step(theta, g, buffers | {"step": torch.tensor(t)})
-    other, momentum = (torch.zeros(7, dtype=torch.float64) for _ in range(2))
-    for mean in means(arrivals, every):
-        momentum = beta * momentum + mean
-        other -= eps * (mean + beta * momentum)
-    assert largest(theta, other) < 1e-14
-
-
 def test_control_momentum_in_advance_or_at_every_arrival_is_another_step() -> None:
     arrivals = gradients(24)
     nesterov = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
@@ -91,12 +75,6 @@ def test_by_hand() -> None:
         state.apply(DenseVector(torch.tensor([g])))
         anchors.append(float(state.flat_anchor()))
     assert anchors == [-3.0, -3.0 - 17 / 8, -3.0 - 17 / 8 - 3 / 8]
-
-
-def test_memory_is_three_vectors() -> None:
-    held = bound(DelayedNesterov(), torch.ones(8))[1].memory()
-    assert held["anchor"] == 32
-    assert held["outer state"] == 64 + 8
 
 
 def method(outer: tw.outer.OuterOptimizer) -> tw.Method:

@@ -105,9 +105,7 @@ def groups_of(workers: int, seed: int = 0):
     return of_round
 
 
-@pytest.mark.parametrize(
-    ("workers", "build"), [(1, sgd), (2, adamw), (3, adamw), (4, sgd), (5, adamw)]
-)
+@pytest.mark.parametrize(("workers", "build"), [(1, sgd), (2, adamw), (5, adamw)])
 def test_it_follows_the_papers_two_vectors_where_gamma_is_eta(workers: int, build) -> None:
     """One payload is two payloads; an odd one out steps on its own weights."""
 
@@ -131,7 +129,7 @@ def test_it_follows_the_papers_two_vectors_where_gamma_is_eta(workers: int, buil
         assert max(differences) > 30 * ROUNDING
 
 
-@pytest.mark.parametrize(("workers", "build"), [(1, adamw), (2, sgd), (3, adamw), (5, sgd)])
+@pytest.mark.parametrize(("workers", "build"), [(1, adamw), (2, sgd), (3, adamw)])
 def test_among_all_workers_it_is_diloco_with_heavy_ball_momentum(workers: int, build) -> None:
     gossip = Team(method(exchange=tw.Gather()), build, workers).train(30)
     heavy_ball = Team(method(outer=HEAVY_BALL, exchange=tw.Gather()), build, workers).train(30)
@@ -196,10 +194,9 @@ def test_worker_count_may_change() -> None:
     assert all(torch.isfinite(p).all() for anchor in anchors(new) for p in anchor)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_processes_reach_the_bits_of_one_process(ranks: int) -> None:
-    expected = gossip_in_process(ranks)
-    assert len({own[0] for own in expected}) == (1 if ranks == 2 else 3)
-    for rank, process in enumerate(run_ranks("gossip", ranks)):
+def test_processes_reach_the_bits_of_one_process() -> None:
+    expected = gossip_in_process(3)
+    assert len({own[0] for own in expected}) == 3
+    for rank, process in enumerate(run_ranks("gossip", 3)):
         assert process.returncode == 0, process.stderr
         assert process.stdout.split() == expected[rank]
