@@ -26,7 +26,7 @@ from thinwire.testing.transports import (
     reduced,
     swapped,
 )
-from thinwire.transport import Distributed, RoundTag, Sealed, Transport, distributed
+from thinwire.transport import Distributed, Posts, RoundTag, Sealed, Transport, distributed
 from toy import Team, adamw, build_model, descend, loss
 
 OUTER = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
@@ -92,16 +92,31 @@ def train_one(
 
 
 def carry_sealed() -> None:
-    carry(Sealed(Distributed(), "a secret of many characters"))
-    check_background(Sealed(Distributed(), "a secret of many characters"))
-
-
-def carry(transport: Transport | None = None) -> None:
-    transport = Distributed() if transport is None else transport
+    transport = Sealed(Distributed(), "a secret of many characters")
     check_worker(transport)
-    # Only here do all workers wait for the cards of all.
-    known = transport.announce(b"", TAG)
-    assert set(known) == set(range(transport.world_size))
+    check_background(transport)
+
+
+def carry() -> None:
+    """By messages, then by collectives; afterwards nothing keeps gloo's threads alive."""
+    transports = [Distributed()]
+    distributed._backend_name = lambda group: "none that messages are for"
+    transports.append(Distributed())
+    for transport in transports:
+        check_worker(transport)
+        check_background(transport)
+        # Only here do all workers wait for the cards of all.
+        assert set(transport.announce(b"", TAG)) == set(range(transport.world_size))
+    for threads in (3, 2):
+        torch.set_num_threads(threads)
+        for transport in transports:
+            assert threads_of_reduction(transport) == threads
+    del transport
+    transports.pop(0).close()
+    gc.collect()  # the error of an exchange and its traceback hold each other
+    dist.destroy_process_group()
+    names = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
+    assert not [name for name in names if "gloo" in name], names
 
 
 def gossip_methods() -> list[tw.Method]:
@@ -129,25 +144,6 @@ def gossip() -> None:
     for method in gossip_methods():
         outer = train_one(method, STEPS)
         print(outer.digest(), tw.digest(outer.consensus()))
-
-
-def background() -> None:
-    """By messages, then by collectives; afterwards nothing keeps gloo's threads alive."""
-    transports = [Distributed()]
-    check_background(transports[0])
-    distributed._backend_name = lambda group: "none that messages are for"
-    transports.append(Distributed())
-    check_worker(transports[1])
-    check_background(transports[1])
-    for threads in (3, 2):
-        torch.set_num_threads(threads)
-        for each in transports:
-            assert threads_of_reduction(each) == threads
-    transports.pop(0).close()
-    gc.collect()  # the error of an exchange and its traceback hold each other
-    dist.destroy_process_group()
-    names = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
-    assert not [name for name in names if "gloo" in name], names
 
 
 def gather(transport: Transport, payload: torch.Tensor):
@@ -181,19 +177,6 @@ def threads_of_reduction(transport: Distributed) -> int:
     return seen[0][0]
 
 
-def fail_in_reduce() -> None:
-    """Worker 0 cannot use what it gets, so the others wait for its result in vain."""
-    transport = hasty()
-
-    def reduce(received):
-        if transport.rank == 0:
-            raise tw.MismatchError("use it", because="it is odd", do="send even ones")
-        return received[0]
-
-    posts = reduced(shards(transport.world_size), transport.rank, reduce)
-    report(transport.run(posts, TAG).wait)
-
-
 def first_of(received):
     return received[0]
 
@@ -216,11 +199,37 @@ DIFFERENT = {
 }
 
 
-def different() -> None:
-    transport = hasty()
-    rank = transport.rank
-    posts = DIFFERENT[sys.argv[1]](rank, 70 if rank == 1 else 100, transport.world_size)
-    report(lambda: transport.run(posts, TAG).wait())
+def fails_in_reduce(rank: int, size: int, ranks: int) -> Posts[list[torch.Tensor]]:
+    """Worker 0 cannot use what it gets, so the others wait for its result in vain."""
+
+    def reduce(received):
+        if rank == 0:
+            raise tw.MismatchError("use it", because="it is odd", do="send even ones")
+        return received[0]
+
+    return reduced(shards(ranks), rank, reduce)
+
+
+def mistakes() -> None:
+    """Every case on a group of its own, all of them at once."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    kinds = DIFFERENT | {"fails_in_reduce": fails_in_reduce}
+    for_others = {2: ("sizes_of_results", "kinds", "peers"), 3: ("sizes_of_swaps",)}[ranks]
+    cases = [case for case in kinds if case not in for_others]
+    transports = [hasty() for _ in cases]
+    dist.barrier()
+    started_s, waits = time.perf_counter(), []
+    for case, transport in zip(cases, transports, strict=True):
+        posts = kinds[case](rank, 70 if rank == 1 else 100, ranks)
+        waits.append(transport.run(posts, TAG).wait)
+    for case, wait in zip(cases, waits, strict=True):
+        told = "none"
+        try:
+            wait()
+        except tw.ThinwireError as error:
+            told = f"{type(error).__name__} {error} {time.perf_counter() - started_s}"
+        print(case, told.replace("\n", " "))
+    dist.barrier()
 
 
 def leave() -> None:
@@ -313,19 +322,18 @@ def die() -> None:
 
 
 def silent() -> None:
-    def maybe_sleep(step: int) -> None:
+    """The last rank waits for a key that nobody sets, until the first has gone with the store."""
+
+    def maybe_wait(step: int) -> None:
         if dist.get_rank() == dist.get_world_size() - 1 and step == 3:
-            time.sleep(6)
+            with contextlib.suppress(dist.DistError):
+                dist.distributed_c10d._get_default_store().wait(["no such key"])
             os._exit(0)
 
     # Only the exchanges are in a hurry: how long processes take to start is the machine's affair.
     group = dist.new_group(timeout=datetime.timedelta(seconds=2))
     dist.barrier()
-    report(lambda: train_one(tw.presets.diloco(sync_every=2, outer=OUTER), 9, maybe_sleep, group))
-
-
-def differ() -> None:
-    report(lambda: train_one(tw.presets.diloco(sync_every=4 + dist.get_rank(), outer=OUTER)))
+    report(lambda: train_one(tw.presets.diloco(sync_every=2, outer=OUTER), 9, maybe_wait, group))
 
 
 def report(work) -> None:
@@ -460,12 +468,11 @@ def left_under_way() -> None:
         for exchange in range(3):
             found = exchanged(transport, (number + exchange + rank) % 70)
             assert found == [(number + exchange + other) % 70 for other in everyone], found
-    print("done", flush=True)
     dist.barrier()
     os._exit(0)
 
 
-# -- ddp_group=: two workers of two ranks, except for the mistake of the case ----------------------
+# -- ddp_group=: two workers of two ranks, except for the mistake of a case ------------------------
 
 TIMEOUT_S = 2
 
@@ -479,22 +486,19 @@ def group_with_me(*groups: tuple[int, ...]):
     return mine
 
 
-def build(across, ddp_group) -> None:
-    dist.barrier()
-    started_s = time.perf_counter()
-    try:
-        tw.OuterLoop(
-            build_model(),
-            [],
-            tw.presets.diloco(sync_every=2),
-            transport=Distributed(across),
-            ddp_group=ddp_group,
-        )
-        print("built")
-    except tw.ThinwireError as error:
-        print(f"{type(error).__name__}: {error}")
-    print(time.perf_counter() - started_s)
-    dist.barrier()
+def ddp_group() -> None:
+    method = tw.presets.diloco(sync_every=2)
+    for case, groups in GROUPS[sys.argv[1]].items():
+        across, ddp_group = groups()
+        dist.barrier()
+        started_s, told = time.perf_counter(), "built"
+        try:
+            transport = Distributed(across)
+            tw.OuterLoop(build_model(), [], method, transport=transport, ddp_group=ddp_group)
+        except tw.ThinwireError as error:
+            told = f"{type(error).__name__}: {error}"
+        print(case, told.replace("\n", " "), time.perf_counter() - started_s)
+        dist.barrier()
 
 
 def across():
@@ -512,31 +516,31 @@ def unless(group, others: bool):
 
 # What joins the workers, and a worker's ranks.
 GROUPS = {
-    "right": lambda: (across(), inside()),
-    "workers_group": lambda: (group := across(), group),
-    "all_ranks": lambda: (across(), dist.group.WORLD),
-    # The second worker passes what making the first one's group returned to it.
-    "not_in_group": lambda: (across(), dist.new_group([0, 1])),
-    "other_mesh": lambda: (across(), DeviceMesh("cpu", [0, 1])),
-    # The second rank of each worker believes that its worker is the only one.
-    "alone": lambda: (group_with_me((0, 2), (1,), (3,)), inside()),
-    "one_worker_undivided": lambda: (across(), unless(inside(), dist.get_rank() > 1)),
-    "first_ranks_only": lambda: (across(), unless(inside(), dist.get_rank() % 2 == 1)),
+    "ddp_group": {
+        "right": lambda: (across(), inside()),
+        "workers_group": lambda: (group := across(), group),
+        "all_ranks": lambda: (across(), dist.group.WORLD),
+        # The second rank of each worker believes that its worker is the only one.
+        "alone": lambda: (group_with_me((0, 2), (1,), (3,)), inside()),
+        "one_worker_undivided": lambda: (across(), unless(inside(), dist.get_rank() > 1)),
+    },
+    "ddp_group_in_vain": {  # some wait for a timeout
+        # The second worker passes what making the first one's group returned to it.
+        "not_in_group": lambda: (across(), dist.new_group([0, 1])),
+        "other_mesh": lambda: (across(), DeviceMesh("cpu", [0, 1])),
+        "first_ranks_only": lambda: (across(), unless(inside(), dist.get_rank() % 2 == 1)),
+    },
 }
+ddp_group_in_vain = ddp_group
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    if sys.argv[1] == "background":
+    if sys.argv[1] == "carry":
         # Importing this later, with a group there, would keep the group alive until the end.
         importlib.import_module("torch._dynamo")
     backend = "nccl" if sys.argv[1] == "on_gpus" else "gloo"
     dist.init_process_group(backend, timeout=datetime.timedelta(seconds=60))
-    if sys.argv[1] in DIFFERENT:
-        different()
-    elif sys.argv[1] in GROUPS:
-        build(*GROUPS[sys.argv[1]]())
-    else:
-        globals()[sys.argv[1]]()
+    globals()[sys.argv[1]]()
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -5,7 +5,7 @@ import torch.distributed as dist
 
 import thinwire as tw
 from processes import run_ranks
-from ranks import TIMEOUT_S
+from ranks import GROUPS, TIMEOUT_S
 from thinwire.transport import in_process
 from thinwire.transport.gloo import gloo_group
 from thinwire.transport.replicated import ReplicatedRanks
@@ -19,27 +19,26 @@ UNDIVIDED = r"MismatchError: .* ranks of ddp_group; because worker 0 has 2 and w
 UNMATCHED = r"Exchange.*: .* not every rank of the group passed it as ddp_group"
 
 
-@pytest.mark.slow_cases("first_ranks", "not_in_group-patterns3", "other_mesh")
-@pytest.mark.parametrize(
-    ("case", "patterns"),
-    [
-        ("right", ["built"] * 4),
-        ("workers_group", [SEVERAL_WORKERS] * 4),
-        ("all_ranks", [SEVERAL_OF_FOUR] * 4),
-        ("not_in_group", [SILENT, SILENT, OUTSIDE, OUTSIDE]),
-        ("other_mesh", [SILENT, SILENT, OUTSIDE, OUTSIDE]),
-        ("alone", [ALONE.format(0), ALONE.format(0), ALONE.format(1), ALONE.format(1)]),
-        ("one_worker_undivided", [UNDIVIDED] * 4),
-        ("first_ranks_only", [UNMATCHED, "built", UNMATCHED, "built"]),
-    ],
-)
-def test_a_ddp_group_is_taken_or_refused_on_every_rank(case: str, patterns: list[str]) -> None:
-    processes = run_ranks(case, 4, timeout_s=60)
-    for process, pattern in zip(processes, patterns, strict=True):
+WANTED = {
+    "right": ["built"] * 4,
+    "workers_group": [SEVERAL_WORKERS] * 4,
+    "all_ranks": [SEVERAL_OF_FOUR] * 4,
+    "alone": [ALONE.format(0), ALONE.format(0), ALONE.format(1), ALONE.format(1)],
+    "one_worker_undivided": [UNDIVIDED] * 4,
+    "not_in_group": [SILENT, SILENT, OUTSIDE, OUTSIDE],
+    "other_mesh": [SILENT, SILENT, OUTSIDE, OUTSIDE],
+    "first_ranks_only": [UNMATCHED, "built", UNMATCHED, "built"],
+}
+
+
+@pytest.mark.slow_cases("ddp_group_in_vain")
+@pytest.mark.parametrize("groups", GROUPS)
+def test_a_ddp_group_is_taken_or_refused_on_every_rank(groups: str) -> None:
+    for rank, process in enumerate(run_ranks(groups, 4)):
         assert process.returncode == 0, process.stdout + process.stderr
-        *said, seconds = process.stdout.splitlines()
-        assert re.match(pattern, "".join(said)), said
-        assert float(seconds) < 10 + 3 * TIMEOUT_S
+        for case, line in zip(GROUPS[groups], process.stdout.splitlines(), strict=True):
+            assert re.match(f"{case} {WANTED[case][rank]}", line), (rank, line)
+            assert float(line.split()[-1]) < 10 + 3 * TIMEOUT_S
 
 
 def test_what_is_no_group_is_refused() -> None:

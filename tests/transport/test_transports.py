@@ -1,4 +1,5 @@
 import gc
+import re
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -44,13 +45,6 @@ class TestChanging(TestInProcess):
 
 class TestSealed(TestInProcess):
     wrap = staticmethod(lambda transport: Metered(Sealed(transport, SECRET)))
-
-
-def test_a_worker_that_waits_first_gets_what_is_sent_later() -> None:
-    transports = in_process(2)
-    early = transports[0].run(gathered(BYTES, 0, 2), TAG)
-    late = transports[1].run(gathered(BYTES, 1, 2), TAG)
-    assert early.wait() == late.wait() == [BYTES, BYTES]
 
 
 TAG = RoundTag(what="x", round=1)
@@ -120,9 +114,10 @@ def test_distributed_without_a_process_group_is_a_world_of_one(monkeypatch) -> N
         tw.transport.Distributed()
 
 
+@pytest.mark.slow_cases("carry-3")
 @pytest.mark.parametrize(
     ("case", "ranks"),
-    [("carry", 2), ("carry_sealed", 3), ("background", 2), ("background", 3)],
+    [("carry", 2), ("carry_sealed", 3), ("carry", 3)],
 )
 def test_gloo_carries_payloads_and_cards_and_goes_on_while_no_worker_waits(case, ranks) -> None:
     for process in run_ranks(case, ranks):
@@ -178,53 +173,31 @@ def test_a_peer_that_dies_is_an_error_that_names_the_exchange() -> None:
     assert "in round 2" in survivor.stdout
 
 
-@pytest.mark.slow_cases("3")
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_a_silent_peer_is_an_error_within_the_timeout(ranks: int) -> None:
-    first, *_others = run_ranks("silent", ranks)
+def test_a_silent_peer_is_an_error_within_the_timeout() -> None:
+    first, _silent = run_ranks("silent", 2)
     kind, seconds = first.stdout.split()[0], float(first.stdout.split()[-1])
     assert kind == "ExchangeTimeout"
     assert 2.0 <= seconds < 8.0
 
 
-@pytest.mark.slow_cases("sizes_of_gathers-3", "sizes_of_r", "sizes_of_sw")
-@pytest.mark.parametrize(
-    ("case", "ranks"),
-    [
-        ("sizes_of_gathers", 2),
-        ("sizes_of_gathers", 3),
-        ("sizes_of_shards", 3),
-        ("sizes_of_results", 3),
-        ("sizes_of_swaps", 2),
-        ("kinds", 3),  # two workers that reduce begin as those that gather
-    ],
-)
-def test_workers_that_exchange_different_things_are_told(case: str, ranks: int) -> None:
-    """gloo alone aborts one of the processes and tells the others that all is well."""
-    processes = run_ranks(case, ranks)
-    for process in processes:
-        assert process.returncode == 1, process.stderr
-        assert "exchange a test payload in round 3" in process.stdout
-        assert float(process.stdout.split()[-1]) < 10.0
-    assert any(process.stdout.startswith("ExchangeTimeout") for process in processes)
-
-
-def test_a_swap_with_a_worker_that_swaps_with_another_one_is_an_error() -> None:
-    first, *others = run_ranks("peers", 3)
-    assert first.returncode == 1, first.stderr
-    assert first.stdout.startswith("Exchange"), first.stdout
-    assert "cannot exchange a test payload in round 3" in first.stdout
-    for process in others:
-        assert process.returncode == 0, process.stderr
-
-
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_what_fails_between_the_halves_is_told_to_who_waits(ranks: int) -> None:
-    first, *others = run_ranks("fail_in_reduce", ranks)
-    assert first.stdout.startswith("MismatchError cannot use it; because it is odd")
-    for process in others:
-        assert process.stdout.startswith("Exchange"), process.stderr
-        assert "exchange a test payload in round 3" in process.stdout
+def test_workers_that_exchange_different_things_are_told(ranks: int) -> None:
+    """gloo alone aborts one of the processes and tells the others that all is well."""
+    processes = run_ranks("mistakes", ranks)
+    assert [process.returncode for process in processes] == [0] * ranks, processes[0].stderr
+    told = [dict(line.split(" ", 1) for line in p.stdout.splitlines()) for p in processes]
+    for case in told[0]:
+        errors = [each[case] for each in told]
+        if case == "fails_in_reduce":
+            assert errors.pop(0).startswith("MismatchError cannot use it; because it is odd")
+        elif case == "peers":  # the others swap
+            assert errors[1:] == ["none"] * 2
+            del errors[1:]
+        else:
+            assert any(error.startswith("ExchangeTimeout") for error in errors), (case, errors)
+        for error in errors:
+            assert re.match("Exchange.* exchange a test payload in round 3", error), (case, error)
+            assert float(error.split()[-1]) < 15.0
 
 
 @pytest.mark.slow
@@ -371,12 +344,6 @@ def test_what_is_counted_is_what_goes_to_others_and_what_is_added(
     assert reductions == [(others + min(others, 1), 2 * others)] * workers
 
 
-def test_workers_that_differ_are_all_told() -> None:
-    for process in run_ranks("differ", 2):
-        assert "method.sync_every" in process.stdout
-        assert "worker 0 has 4 and worker 1 has 5" in process.stdout
-
-
 def test_a_worker_may_be_a_ddp_group_of_a_mesh() -> None:
     digests = set()
     for rank, process in enumerate(run_ranks("ddp_groups", 4)):
@@ -386,24 +353,19 @@ def test_a_worker_may_be_a_ddp_group_of_a_mesh() -> None:
     assert len(digests) == 1
 
 
-def said(case: str, ranks: int) -> list[list[str]]:
-    processes = run_ranks(case, ranks, timeout_s=60)
-    for process in processes:
-        assert process.returncode == 0, process.stdout + process.stderr
-    return [process.stdout.splitlines() for process in processes]
-
-
-@pytest.mark.slow_cases("at_once-3", "one_after_another-3")
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("case", ["one_after_another", "at_once"])
+@pytest.mark.slow_cases("at_once-3")
+@pytest.mark.parametrize(
+    ("case", "ranks"), [("one_after_another", 2), ("at_once", 2), ("at_once", 3)]
+)
 def test_many_loops_on_one_group_reach_the_bits_of_one_process(case: str, ranks: int) -> None:
-    assert said(case, ranks) == [expected(LOOPS, ranks)] * ranks
+    wanted = "\n".join([*expected(LOOPS, ranks), ""])
+    for process in run_ranks(case, ranks):
+        assert (process.returncode, process.stdout) == (0, wanted), process.stderr
 
 
-@pytest.mark.slow_cases("3")
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_no_later_transport_takes_a_message_that_was_left_under_way(ranks: int) -> None:
-    assert said("left_under_way", ranks) == [["done"]] * ranks
+def test_no_later_transport_takes_a_message_that_was_left_under_way() -> None:
+    for process in run_ranks("left_under_way", 2):
+        assert process.returncode == 0, process.stdout + process.stderr
 
 
 def payload(*numbers: int) -> torch.Tensor:
