@@ -17,22 +17,20 @@ LOSSY = [codecs.CastBF16(), codecs.Quantise(bits=2), codecs.TopK(k=64)]
 
 
 @pytest.mark.parametrize("workers", range(1, 10))
-def test_peers_are_a_perfect_matching(workers: int) -> None:
-    for round, seed in itertools.product(range(1, 40), (0, 5)):
-        peers = peers_of(workers, round=round, seed=seed)
+def test_peers_are_another_perfect_matching_in_every_round_and_by_every_seed(workers: int) -> None:
+    drawn = [
+        [tuple(peers_of(workers, round=round, seed=seed)) for round in range(1, 60)]
+        for seed in (0, 5)
+    ]
+    for peers in itertools.chain(*drawn):
         assert [peers[peer] for peer in peers] == list(range(workers))
         assert sum(peer == rank for rank, peer in enumerate(peers)) == workers % 2
-        assert peers == peers_of(workers, round=round, seed=seed)
-
-
-@pytest.mark.parametrize("workers", range(3, 10))
-def test_peers_change_from_round_to_round_and_with_the_seed(workers: int) -> None:
-    drawn = [tuple(peers_of(workers, round=round, seed=0)) for round in range(1, 60)]
-    assert any(a != b for a, b in itertools.pairwise(drawn))
-    assert drawn != [tuple(peers_of(workers, round=round, seed=1)) for round in range(1, 60)]
-    # Every pair meets.
-    met = {(rank, peer) for peers in drawn for rank, peer in enumerate(peers) if rank != peer}
-    assert len(met) == workers * (workers - 1)
+    if workers > 2:
+        assert any(a != b for a, b in itertools.pairwise(drawn[0]))
+        assert drawn[0] != drawn[1]
+        # Every pair meets.
+        met = {(rank, peer) for peers in drawn[0] for rank, peer in enumerate(peers)}
+        assert len(met - {(rank, rank) for rank in range(workers)}) == workers * (workers - 1)
 
 
 @pytest.mark.parametrize(
