@@ -63,8 +63,7 @@ def moved_apart(a: list[Tensor], b: list[Tensor]) -> float:
     return float(torch.cat(apart).double().mean())
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize(("k", "beta"), [(32, 0.999), (512, 0.5)])
+@pytest.mark.parametrize(("workers", "k", "beta"), [(1, 512, 0.5), (3, 32, 0.999)])
 def test_demo_follows_its_reference_loop(workers: int, k: int, beta: float) -> None:
     ours = train(demo(k=k, beta=beta), workers).anchor()
     # Of 20,480 weights some have an update so near 0 that fp32 and fp64 differ in its sign.
@@ -73,16 +72,13 @@ def test_demo_follows_its_reference_loop(workers: int, k: int, beta: float) -> N
     assert moved_apart(ours, reference(workers, k=k, beta=beta - 0.3)) > 0.01
 
 
-def test_the_rate_in_the_momentum_is_the_same_while_it_is_constant() -> None:
-    outside, inside = reference(2), reference(2, rate_in_momentum=True)
-    assert moved_apart(outside, inside) < 1e-3
-    falling = [reference(2, rate=falls, rate_in_momentum=where) for where in (False, True)]
-    assert moved_apart(*falling) > 0.01
-    assert moved_apart(train(demo(), 2, rate=falls).anchor(), falling[0]) < 1e-3
+def test_a_falling_rate_is_not_in_the_momentum() -> None:
+    def falls(step: int) -> float:
+        return LR / (1 + step)
 
-
-def falls(step: int) -> float:
-    return LR / (1 + step)
+    ours = train(demo(), 2, rate=falls).anchor()
+    assert moved_apart(ours, reference(2, rate=falls)) < 1e-3
+    assert moved_apart(ours, reference(2, rate=falls, rate_in_momentum=True)) > 0.01
 
 
 def test_where_all_is_sent_it_is_sign_descent_on_the_mean_gradient() -> None:
@@ -117,13 +113,6 @@ def test_without_transform_and_sign_it_is_sparselocos_outer_step_on_gradients() 
     assert largest_difference(ours, theirs) < SAME
     cosines = dataclasses.replace(codec, transform=DCT())
     assert largest_difference(train(demo(codec=cosines, inner=inner), 3).anchor(), theirs) > 1e-3
-
-
-def test_a_lone_worker_sends_to_itself() -> None:
-    own = [train(demo(aggregate=a), 1) for a in (tw.MeanOverSenders(), tw.MeanOverWorkers())]
-    assert same_bits(own[0].anchor(), own[1].anchor())
-    several = [train(demo(aggregate=a), 2) for a in (tw.MeanOverSenders(), tw.MeanOverWorkers())]
-    assert not same_bits(several[0].anchor(), several[1].anchor())
 
 
 @pytest.mark.parametrize(("workers", "transform"), [(2, DCT()), (5, Hadamard())])
