@@ -102,45 +102,39 @@ def dense(groups: tw.codecs.Grouping, values: tw.codecs.Values) -> tw.codecs.Top
     return tw.codecs.TopK(k=tw.codecs.k_for_density(1), values=values, groups=groups)
 
 
-NOTHING_LOST = dense(tw.codecs.Blocks(), tw.codecs.F32())
-
-
 def trained(method: tw.Method, build=adamw, workers: int = 3) -> list[torch.Tensor]:
     return Team(dataclasses.replace(method, sync_every=4), build, workers).train(16).anchor()
 
 
+BLOCKS = tw.codecs.Blocks()
+
+
 @pytest.mark.parametrize(
-    ("preset", "build", "groups", "feedback"),
+    ("preset", "build", "groups", "feedback", "control"),
     [
-        ("sparseloco", adamw, tw.codecs.Blocks(), tw.NoFeedback()),
-        ("sparse_muloco", muon, tw.codecs.Chunks(), tw.ErrorFeedback(decay=0.0)),
-        ("sparseloco", adamw, tw.codecs.Tensors(), tw.ErrorFeedback(decay=0.0)),
+        ("sparseloco", adamw, BLOCKS, tw.NoFeedback(), dense(BLOCKS, tw.codecs.BF16())),
+        (
+            *("sparse_muloco", muon, tw.codecs.Chunks(), tw.ErrorFeedback(decay=0.0)),
+            dense(BLOCKS, tw.codecs.SignLevels()),
+        ),
+        (
+            *("sparseloco", adamw, tw.codecs.Tensors(), tw.ErrorFeedback(decay=0.0)),
+            tw.codecs.TopK(k=64, values=tw.codecs.F32(), groups=BLOCKS),
+        ),
         # Where nothing is lost, feedback of any decay has nothing to feed back.
-        ("sparseloco", adamw, tw.codecs.Blocks(), tw.ErrorFeedback(decay=1.0)),
+        ("sparseloco", adamw, BLOCKS, tw.ErrorFeedback(decay=1.0), None),
     ],
 )
 def test_sparse_presets_at_density_1_in_full_precision_are_diloco_without_momentum(
-    preset: str, build, groups, feedback
+    preset: str, build, groups, feedback, control
 ) -> None:
     codec = dense(groups, tw.codecs.F32())
     sparse = tw.presets.by_name(preset)(codec=codec, feedback=feedback)
-    assert same_bits(trained(sparse, build), trained(tw.presets.diloco(outer=PLAIN), build))
-
-
-@pytest.mark.parametrize(
-    ("codec", "momentum"),
-    [
-        (dense(tw.codecs.Blocks(), tw.codecs.BF16()), 0.0),
-        (dense(tw.codecs.Blocks(), tw.codecs.SignLevels()), 0.0),
-        (tw.codecs.TopK(k=64, values=tw.codecs.F32(), groups=tw.codecs.Blocks()), 0.0),
-        (NOTHING_LOST, 0.9),
-    ],
-    ids=["bf16", "two bits", "density 1/64", "momentum"],
-)
-def test_control_fewer_bits_or_numbers_or_momentum_are_not_diloco(codec, momentum: float) -> None:
-    sparse = tw.presets.sparseloco(codec=codec, feedback=tw.NoFeedback())
-    plain = tw.presets.diloco(outer=tw.outer.SGD(lr=1.0, momentum=momentum))
-    assert not same_bits(trained(sparse), trained(plain))
+    ours, plain = trained(sparse, build), trained(tw.presets.diloco(outer=PLAIN), build)
+    assert same_bits(ours, plain)
+    momentum = {"outer": tw.outer.SGD(lr=1.0, momentum=0.9)}
+    other = dataclasses.replace(sparse, **({"codec": control} if control else momentum))
+    assert not same_bits(trained(other, build), plain)
 
 
 def two_chunks() -> nn.Module:

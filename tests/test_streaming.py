@@ -34,40 +34,25 @@ def exact(**fields) -> tw.Method:
 
 
 @pytest.mark.parametrize(
-    ("fragments", "build", "workers"),
+    ("fragments", "build", "workers", "changed"),
     [
-        (tw.Balanced(count=1), adamw, 1),
-        (tw.Balanced(count=1), muon, 3),
-        (tw.ByModule(modules=(("0", "1", "3"),)), adamw, 2),
+        (tw.Balanced(count=1), adamw, 1, {"overlap": tw.Delay(tau=1)}),
+        (tw.Balanced(count=1), muon, 3, {"overlap": tw.Delay(mixing=0.5)}),
+        (tw.Whole(), sgd, 2, {"fragments": tw.Balanced(count=2)}),
+        (tw.ByModule(modules=(("0", "1", "3"),)), adamw, 2, {"overlap": tw.Eager()}),
         # Full precision acts on every number by itself, so how they are grouped is no matter.
-        (tw.Balanced(count=3, offsets=tw.At(steps=(0, 0, 0))), muon, 2),
+        (tw.Balanced(count=3, offsets=tw.At(steps=(0,) * 3)), muon, 2, {"codec": tw.codecs.E3M0()}),
     ],
 )
-def test_one_fragment_without_overlap_is_diloco(fragments, build, workers: int) -> None:
+def test_one_fragment_without_overlap_is_diloco(fragments, build, workers: int, changed) -> None:
     method = exact(fragments=fragments, overlap=tw.Delay())
     plain = tw.presets.diloco(sync_every=6, outer=NESTEROV)
-    streamed, blocked = (Team(m, build, workers).train(20) for m in (method, plain))
-    assert same_bits(streamed.anchor(), blocked.anchor())
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"overlap": tw.Delay(tau=1)},
-        {"overlap": tw.Delay(mixing=0.5)},
-        {"overlap": tw.Eager()},
-        {"fragments": tw.Balanced(count=2)},
-        {"codec": tw.codecs.E3M0()},
-    ],
-    ids=lambda changed: str(next(iter(changed.values()))),
-)
-def test_control_with_overlap_mixing_or_fragments_it_is_not_diloco(changed) -> None:
-    same = {"fragments": tw.Balanced(count=1), "overlap": tw.Delay()}
-    method = exact(**same)
-    other = dataclasses.replace(method, **changed)
-    assert largest_difference(*(Team(m, adamw, 2).train(20).anchor() for m in (method, other))) > (
-        1e-4
+    other = dataclasses.replace(method, **changed)  # the control
+    streamed, blocked, changed = (
+        Team(m, build, workers).train(20).anchor() for m in (method, plain, other)
     )
+    assert same_bits(streamed, blocked)
+    assert largest_difference(changed, blocked) > 1e-4
 
 
 @pytest.mark.parametrize(
