@@ -23,7 +23,7 @@ from thinwire.codecs import (
     Statistical,
     TopK,
 )
-from thinwire.codecs.bits import elias_fano_nbytes
+from thinwire.codecs.bits import elias_fano_nbytes, pack
 from thinwire.codecs.kernels import RowKernel, find_kernel
 from thinwire.codecs.levels import RoundKey
 from thinwire.codecs.row_format import GroupedCodec
@@ -93,8 +93,14 @@ def check(codec: GroupedCodec, kernel: RowKernel, device: str, *, seeds: int = 1
             _add(codec, kernel, device, [w[:7] for w in workers[:count]])
         _add(codec, kernel, device, [payload[:0]])
         _largest(codec, kernel, device, payload)
-        for damaged in _damaged(codec, payload[:2], generator):
-            _add(codec, kernel, device, [damaged])
+        several = list(_damaged(codec, payload[:2], generator))
+        words = "".join(_add(codec, kernel, device, [damaged]) for damaged in several)
+        # Of two that are refused, which is told of first is the same, too.
+        _add(codec, kernel, device, [payload[:2], several[-1], several[3]])
+        _add(codec, kernel, device, [payload[:2], several[3], several[-1]])
+        if isinstance(codec, TopK):
+            assert "another number of indices" in words
+            assert codec.k == 1 or "do not ascend" in words
 
 
 def _encode(
@@ -148,31 +154,28 @@ def reference_add(
             numbers.add_to(counts, weight=None)
 
 
-def _add(codec: GroupedCodec, kernel: RowKernel, device: str, records: list[Tensor]) -> None:
+def _add(codec: GroupedCodec, kernel: RowKernel, device: str, records: list[Tensor]) -> str:
     """Both refuse the records, with the same words, or both add and count the same."""
     rows = len(records[0]) if records else 2
     start = torch.linspace(-1, 1, rows * CHUNK).view(rows, CHUNK)
     mean, counts = start.clone(), start.clone()
     placed = [_odd(r, device) for r in records]
-    wanted = refusal(reference_add, codec, mean, records, WEIGHT, counts)
+    wanted = _refusal(reference_add, codec, mean, records, WEIGHT, counts)
     for counted in (start.to(device, copy=True), None):
         ours = start.to(device, copy=True)
-        found = refusal(kernel.add, ours, placed, WEIGHT, counted)
+        found = _refusal(kernel.add, ours, placed, WEIGHT, counted)
         assert found == wanted, f"refusals: {found} for {wanted}"
         if not wanted:
             _same("means", ours, mean)
         if not wanted and counted is not None:
             _same("counts", counted, counts)
-
-
-def largest_of(codec: GroupedCodec, kernel: RowKernel) -> Callable[[Tensor], Tensor]:
-    """The kernel's bound on magnitudes, or the codec's where the kernel has none."""
-    return kernel.largest or partial(codec.largest, columns=CHUNK, key=RoundKey())
+    return wanted
 
 
 def _largest(codec: GroupedCodec, kernel: RowKernel, device: str, records: Tensor) -> None:
     """Not below the largest decoded number, not finite where a level is not, and 0 for no rows."""
-    decoded, largest = torch.zeros(len(records), CHUNK), largest_of(codec, kernel)
+    decoded = torch.zeros(len(records), CHUNK)
+    largest = kernel.largest or partial(codec.largest, columns=CHUNK, key=RoundKey())
     reference_add(codec, decoded, [records], 1.0)
     for row, record in zip(decoded, records, strict=True):
         found = float(largest(_odd(record[None], device)))
@@ -199,6 +202,9 @@ def _damaged(codec: GroupedCodec, records: Tensor, generator: torch.Generator) -
         noise[:, :places] = records[:, :places]
         yield noise
     if not places:
+        negative = records.clone()  # the first level or scale
+        negative[1, 1] ^= 0x80
+        yield negative
         return
     yield torch.full_like(records, 255)
     yield torch.zeros_like(records)
@@ -207,9 +213,12 @@ def _damaged(codec: GroupedCodec, records: Tensor, generator: torch.Generator) -
         at = int(torch.randint(nbytes, (), generator=generator))
         one[1, at] ^= 1 << int(torch.randint(8, (), generator=generator))
         yield one
-    reordered = records.clone()
-    reordered[1, : places // 2] = reordered[1, : places // 2].flip(0)
-    yield reordered
+    equal, low = records.clone(), (CHUNK // codec.k).bit_length() - 1
+    ones = torch.arange(codec.k + (CHUNK - 1 >> low) + 1) < codec.k  # k places of 0
+    bitmap = pack(ones[None].to(torch.uint8), 1)[0]
+    equal[1, :places] = 0
+    equal[1, : len(bitmap)] = bitmap
+    yield equal
 
 
 def _odd(records: Tensor, device: str) -> Tensor:
@@ -219,7 +228,7 @@ def _odd(records: Tensor, device: str) -> Tensor:
     return copy.copy_(records)
 
 
-def refusal(work: Callable[..., object], *given: object) -> str:
+def _refusal(work: Callable[..., object], *given: object) -> str:
     """The error of a call; "" without one."""
     try:
         work(*given)

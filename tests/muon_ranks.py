@@ -36,7 +36,7 @@ STEPS = 3
 
 
 class Llama(nn.Module):
-    """A gated feed-forward block with a norm, of sizes that two and four ranks share unevenly."""
+    """A feed-forward block, a norm and convolutions, which two and four ranks share unevenly."""
 
     def __init__(self, width: int = 6, inner: int = 7) -> None:
         super().__init__()
@@ -46,6 +46,8 @@ class Llama(nn.Module):
         self.up = nn.Linear(width, inner, bias=False)
         self.down = nn.Linear(inner, width, bias=False)
         self.narrow = nn.Linear(width, 1)
+        self.mix = nn.Conv1d(width, width, 3, padding=1)
+        self.unmix = nn.ConvTranspose1d(width, width, 3, padding=1)
         self.unused = nn.Linear(width, inner)
         self.head = nn.Linear(width, 11, bias=False)
 
@@ -53,60 +55,13 @@ class Llama(nn.Module):
         x = self.embed(tokens)
         h = self.norm(x)
         x = x + self.down(torch.tanh(self.gate(h)) * self.up(h)) + self.narrow(x)
-        return self.head(x)
-
-
-class Conv1D(nn.Module):
-    """Stores [in, out] and says so, as GPT-2's does."""
-
-    def __init__(self, nf: int, nx: int) -> None:
-        super().__init__()
-        self.nf, self.nx = nf, nx
-        self.weight = nn.Parameter(torch.randn(nx, nf) / nx**0.5)
-        self.bias = nn.Parameter(torch.zeros(nf))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.weight + self.bias
-
-
-class Experts(nn.Module):
-    """Every expert sees everything."""
-
-    def __init__(self, experts: int, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(experts, width, width + 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.einsum("btw,ewv->btv", x, self.weight)[..., :-1]
-
-
-class GPT2(nn.Module):
-    """Convolutions of both kinds, experts, and a head tied to the table."""
-
-    def __init__(self, width: int = 6) -> None:
-        super().__init__()
-        self.wte = nn.Embedding(11, width)
-        self.norm = nn.LayerNorm(width)
-        self.wide = Conv1D(9, width)
-        self.thin = Conv1D(width, 9)
-        self.mix = nn.Conv1d(width, width, 3, padding=1)
-        self.unmix = nn.ConvTranspose1d(width, width, 3, padding=1)
-        self.experts = nn.ModuleList(Experts(count, width) for count in (1, 3, 4))
-        self.head = nn.Linear(width, 11, bias=False)
-        self.head.weight = self.wte.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.norm(self.wte(tokens))
-        x = x + self.thin(torch.tanh(self.wide(x)))
         x = x + self.unmix(torch.tanh(self.mix(x.mT))).mT
-        for experts in self.experts:
-            x = x + experts(x)
         return self.head(x)
 
 
-def built(kind: type[nn.Module], **sizes: int) -> nn.Module:
+def built(**sizes: int) -> Llama:
     torch.manual_seed(0)
-    return kind(**sizes)
+    return Llama(**sizes)
 
 
 def backward(model: nn.Module, seed: int) -> None:
@@ -167,17 +122,16 @@ def tensor_parallel(model: Llama, mesh: DeviceMesh) -> nn.Module:
 def fsdp() -> None:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for settings in VARIANTS:
-        for kind in (Llama, GPT2):
-            check_against_twin(fully_shard(built(kind), mesh=mesh), built(kind), **settings)
+        check_against_twin(fully_shard(built(), mesh=mesh), built(), **settings)
 
 
 def tp() -> None:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for settings in VARIANTS:
-        model = tensor_parallel(built(Llama, inner=8), mesh)
+        model = tensor_parallel(built(inner=8), mesh)
         assert isinstance(model.gate.weight, DTensor)
         assert not isinstance(model.narrow.weight, DTensor)
-        check_against_twin(model, built(Llama, inner=8), **settings)
+        check_against_twin(model, built(inner=8), **settings)
         # Between ranks that split the sequence, a norm's gradient is a sum still to be taken.
         assert model.norm.weight.grad.placements == (Partial(),)
 
@@ -279,10 +233,10 @@ def placements_2d() -> None:
 
 def fsdp_tp() -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tensor"))
-    model = fully_shard(tensor_parallel(built(Llama, inner=8), mesh["tensor"]), mesh=mesh["shard"])
+    model = fully_shard(tensor_parallel(built(inner=8), mesh["tensor"]), mesh=mesh["shard"])
     placements = model.gate.weight.placements
     assert isinstance(placements[0], _StridedShard), placements
-    check_against_twin(model, built(Llama, inner=8))
+    check_against_twin(model, built(inner=8))
 
 
 def refusals() -> None:
@@ -295,7 +249,7 @@ def refusals() -> None:
     ragged = DTensor.from_local(local, mesh, [Shard(0)], shape=(4, 4), stride=(4, 1))
     with pytest.raises(ConfigurationError, match="by its placements"):
         Muon([{"params": [nn.Parameter(ragged)], "rule": "muon"}])
-    model = fully_shard(built(Llama), mesh=mesh)
+    model = fully_shard(built(), mesh=mesh)
     optimizer = optimizer_of(model)
     optimizer.step()  # no gradient anywhere is fine, and does nothing
     assert not optimizer.state

@@ -24,7 +24,6 @@ from thinwire.codecs import (
     RandomK,
     Rounding,
     Rows,
-    SignLevels,
     SignMean,
     Statistical,
     Stochastic,
@@ -33,11 +32,7 @@ from thinwire.codecs import (
     TopK,
     k_for_density,
 )
-from thinwire.codecs.bits import (
-    elias_fano_nbytes,
-    pack_indices,
-    unpack_indices,
-)
+from thinwire.codecs.bits import elias_fano_nbytes, pack_indices, unpack_indices
 from thinwire.codecs.values import largest
 from thinwire.fragments.layout import Layout
 from thinwire.testing import CodecContract, vector
@@ -54,11 +49,7 @@ CONTRACTS = {
     "TopKAllF32": (TopK(k=4096, values=F32(), groups=Blocks()), 0.0, 0.0),
     "TopKTensorLevels": (TopK(k=1000, values=TensorLevels(), groups=Rows()), 0.7, 1.0),
     "RandomKBF16": (RandomK(k=1, values=BF16(), groups=Tensors()), 1.0, 1.0),
-    "TopKHadamard": (
-        TopK(k=256, values=BF16(), groups=Tensors(), transform=Hadamard()),
-        0.85,
-        1.0,
-    ),
+    "TopKHadamard": (TopK(k=256, values=BF16(), groups=Tensors(), transform=Hadamard()), 0.85, 1.0),
     "PerRoleDCT": (
         PerRole(default=TopK(transform=DCT()), embedding=Quantise(bits=4), vector=E3M0()),
         0.95,
@@ -69,19 +60,13 @@ CONTRACTS = {
 SHORTER = {
     "CastFP16": (CastFP16(), 2.0**-22, 1.0),
     "MidRise1Tensors": (Quantise(bits=1, groups=Tensors()), 0.5, 1.0),
-    "MidRise8Chunks": (Quantise(bits=8), 0.001, 1.001),
     "Statistical1Tensors": (Quantise(bits=1, grid=Statistical(), groups=Tensors()), 0.99, 1.0),
-    "Statistical8Rows": (Quantise(bits=8, grid=Statistical(), groups=Rows()), 0.002, 1.001),
     "Linear1Rows": (Quantise(bits=1, grid=Linear(), groups=Rows()), 12.5, 1e4),
     "Linear2Tensors": (Quantise(bits=2, grid=Linear(), groups=Tensors()), 1.0, 1e4),
     "Linear4Blocks": (Quantise(bits=4, grid=Linear(), groups=Blocks()), 0.03, 1e4),
     "Stochastic2": (Quantise(bits=2, rounding=Stochastic(seed=3)), 0.25, 4.0),
-    "Stochastic8": (Quantise(bits=8, grid=Linear(), rounding=Stochastic()), 0.001, 1e4),
-    "E3M0Chunks": (E3M0(), 0.05, 1.0),
     "TopKSignMean": (TopK(values=SignMean()), 0.95, 1.0),
     "TopKHalfSignMean": (TopK(k=2048, values=SignMean(), groups=Tensors()), 0.31, 1.0),
-    "TopKF32": (TopK(k=100, values=F32()), 0.95, 1.0),
-    "TopKAllTensorLevels": (TopK(k=4096, values=TensorLevels()), 0.3, 1.0),
     "RandomKF32": (RandomK(k=1000, seed=7, values=F32(), groups=Blocks()), 0.99, 1.0),
     "TopKAllDCT": (TopK(k=4096, values=F32(), groups=Blocks(), transform=DCT()), 1e-12, 1.0),
     "MidRise8Hadamard": (Quantise(bits=8, groups=Rows(), transform=Hadamard()), 0.001, 1.001),
@@ -106,9 +91,6 @@ def contract(name: str) -> type[CodecContract]:
 
 
 globals().update({f"Test{name}": contract(name) for name in CONTRACTS | SHORTER})
-
-
-FEW = settings(max_examples=40, derandomize=True, database=None)
 
 
 def relative_error_of(decoded, x):
@@ -145,7 +127,7 @@ def test_what_cannot_work_is_refused_at_construction(build, values, word) -> Non
 # -- bits ------------------------------------------------------------------------------------------
 
 
-@FEW
+@settings(max_examples=40, derandomize=True, database=None)
 @given(n=st.sampled_from((1, 2, 3, 7, 64, 1009, 4096, 70_001)), data=st.data())
 def test_unpack_indices_inverts_pack_indices(n, data) -> None:
     k = data.draw(st.integers(1, min(n, 300)) | st.sampled_from((1, n)))
@@ -180,14 +162,6 @@ def test_largest_is_its_reference(columns) -> None:
     x = rows_to_select_from(columns)
     for k in sorted({1, columns // 64, columns // 16, columns // 2, columns - 1, columns} - {0}):
         assert torch.equal(largest(x, k), largest_reference(x, k)), k
-
-
-@FEW
-@given(seed=st.integers(0, 10_000), k=st.integers(1, 256), levels=st.sampled_from((2, 50, 4000)))
-def test_largest_is_its_reference_among_ties(seed, k, levels) -> None:
-    draws = torch.Generator().manual_seed(seed)
-    x = torch.randint(-levels, levels + 1, (2, 4096), generator=draws).float()
-    assert torch.equal(largest(x, k), largest_reference(x, k))
 
 
 def test_nan_compares_as_largest() -> None:
@@ -233,13 +207,6 @@ def test_stochastic_rounding_is_right_on_average(codec) -> None:
     # bf16 levels are off by up to 1 part in 512
     assert bool(((decoded.mean(0) - x).abs() <= 5 * spread + 0.003).all())
     assert float(spread.max()) > 0
-
-
-def test_stochastic_rounding_keeps_levels_on_the_grid() -> None:
-    x, codec = vector(4096), Quantise(bits=2, rounding=Stochastic())
-    origin, step = MidRise().place(x[None], 2)
-    levels = (origin + step * torch.arange(4)).bfloat16().float()[0]
-    assert torch.equal(codec.decode(codec.encode(x), 4096).unique(), levels)
 
 
 def test_stochastic_rounding_follows_seed_and_round_and_row() -> None:
@@ -312,40 +279,6 @@ def test_linear_keeps_the_ends_of_a_row_and_a_constant_one(bits) -> None:
 
 
 # -- values ----------------------------------------------------------------------------------------
-
-
-def written(values, rows):
-    return values.read(values.write(torch.tensor(rows)), 4)
-
-
-def test_sign_mean_is_the_mean_magnitude() -> None:
-    kept = written(SignMean(), [[1.0, -3.0, 2.0, -2.0], [0.0, 0.0, 0.0, 4.0]])
-    assert kept.tolist() == [[2.0, -2.0, 2.0, -2.0], [1.0, 1.0, 1.0, 1.0]]
-
-
-def test_sign_levels_are_the_means_of_two_classes() -> None:
-    kept = written(SignLevels(), [[1.0, -3.0, 1.5, -4.5], [2.0, 2.0, -2.0, 2.0]])
-    assert kept.tolist() == [[1.25, -3.75, 1.25, -3.75], [2.0, 2.0, -2.0, 2.0]]
-
-
-def test_tensor_levels_are_bin_means_of_all_rows_together() -> None:
-    """Of two blocks eight numbers are kept each; by hand: mean 0, sigma 2 over n - 1, step 3."""
-    kept = [3.0] * 2 + [1.0] * 6 + [-1.0] * 6 + [-3.0] * 2
-    x = torch.zeros(2, 4096)
-    x[:, 7 : 7 + 8 * 512 : 512] = torch.tensor(kept).view(2, 8)
-    sigma = (sum(v * v for v in kept) / 15) ** 0.5
-    codes = [min(3, max(0, round(v / (1.5 * sigma) + 2))) for v in kept]
-    assert codes == [3] * 2 + [2] * 12 + [1] * 2
-    codec = TopK(k=8, values=TensorLevels())
-    payload = codec.encode(x.flatten())
-    # Levels: mean of no number (the mean of all), -3, 0, 3; then codes 0, 4, 8, 12 in a byte.
-    planes = [
-        codes[j] | codes[j + 4] << 2 | codes[j + 8] << 4 | codes[j + 12] << 6 for j in range(4)
-    ]
-    assert bytes(payload[-4:]) == bytes(planes)
-    assert bytes(payload[-20:-4]).hex() == "00000000" + "000040c0" + "00000000" + "00004040"
-    decoded = codec.decode(payload, 8192)[x.flatten() != 0]
-    assert decoded.tolist() == [3.0] * 2 + [0.0] * 12 + [-3.0] * 2
 
 
 @pytest.mark.parametrize("groups", [Blocks(), Chunks(), Rows(), Tensors()])

@@ -1,7 +1,6 @@
 """Where layers are found in real and toy models, and what every rule makes of their parameters."""
 
 import copy
-import math
 from collections import Counter
 from collections.abc import Iterable
 
@@ -128,11 +127,7 @@ class TestFindLayers:
         [
             (llama, "model.layers."),
             (gpt2, "transformer.h."),
-            (qwen2, "model.layers."),
-            (qwen3, "model.layers."),
-            (mixtral, "model.layers."),
-            (gpt_oss, "model.layers."),
-            (gemma3, "model.layers."),
+            *((build, "model.layers.") for build in (qwen2, qwen3, mixtral, gpt_oss, gemma3)),
             (NanoGPT, "transformer.h."),
             (Titan, "layers."),
             (stack, ""),
@@ -164,6 +159,8 @@ class TestFindLayers:
             # As FSDP2 leaves a model of which only some layers are sharded.
             (lambda: nn.Sequential(Block(), OtherBlock(), Block()), {0, 1, 2}),
             (lambda: nn.ModuleList([block := Block(), Block(), block]), {0, 1}),
+            # Children without parameters do not count.
+            (lambda: nn.Sequential(nn.Tanh(), nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)), {0, 1}),
             (lambda: nn.Linear(2, 2), set()),
             (nn.ModuleList, set()),
             (lambda: nn.ModuleList([nn.Tanh()]), set()),
@@ -172,14 +169,9 @@ class TestFindLayers:
     def test_which_layers_there_are(self, model, layers):
         assert set(find_layers(model()).values()) == layers
 
-    def test_children_without_parameters_do_not_count(self):
-        model = nn.Sequential(nn.Tanh(), nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2), nn.Tanh())
-        assert find_layers(model) == {"1.weight": 0, "1.bias": 0, "3.weight": 1, "3.bias": 1}
-
     @compiles
-    @pytest.mark.parametrize("build", [llama, gpt2, NanoGPT, Titan])
-    def test_wrapped(self, build):
-        model = build()
+    def test_wrapped(self):
+        model = NanoGPT()
         found = find_layers(model)
         assert find_layers(Wrapper(model)) == {f"module.{n}": i for n, i in found.items()}
         compiled = torch.compile(Wrapper(model))
@@ -266,11 +258,6 @@ class TestOffsets:
         plan = rule.plan(parts(bare_linears(3)), sync_every=10)
         assert [due(f, 40, 10) for f in plan] == steps
 
-    def test_whole_is_due_every_interval(self):
-        (fragment,) = tw.Whole().plan(parts(gpt2()), sync_every=7)
-        assert due(fragment, 30, 7) == [7, 14, 21, 28]
-        assert fragment.names == tuple(parts_of(gpt2()))
-
     @pytest.mark.parametrize("sync_every", [1, 2, 3, 7, 13, 30])
     def test_spread_never_makes_two_due_at_once_and_skips_none(self, sync_every):
         for count in range(1, sync_every + 1):
@@ -296,20 +283,6 @@ class TestByLayer:
         for rule, wanted in ((tw.Strided, strided), (tw.Sequential, sequential)):
             plan = rule(layers=layers).plan(parts(model), sync_every=30)
             assert [layers_of(fragment, model) for fragment in plan] == [*wanted, {None}]
-
-    @pytest.mark.parametrize("rule", [tw.Strided(), tw.Sequential()])
-    def test_what_is_outside_of_the_stack_is_the_last_fragment(self, rule):
-        assert rule.plan(parts(llama()), sync_every=30)[-1].names == (
-            "model.embed_tokens.weight",
-            "model.norm.weight",
-            "lm_head.weight",
-        )
-        assert rule.plan(parts(NanoGPT()), sync_every=30)[-1].names == (
-            "transformer.wte.weight",
-            "transformer.wpe.weight",
-            "transformer.ln_f.weight",
-            "transformer.ln_f.bias",
-        )
 
     def test_frozen_layers_are_not_counted(self):
         model = llama()
@@ -475,39 +448,13 @@ def rules_for(found: list[Part], bound: int) -> Iterable[Fragments]:
     yield tw.ByModule(modules=tuple((module,) for module in modules))
 
 
-def sizes_of(plan: Iterable[Fragment], found: list[Part]) -> list[int]:
-    numel = {p.name: p.numel for p in found}
-    return [sum(numel[name] for name in fragment.names) for fragment in plan]
-
-
 @given(found=drawn_parts(), bound=st.integers(1, 9))
 def test_every_plan_puts_each_parameter_into_exactly_one_fragment(found, bound):
     for rule in rules_for(found, bound):
         plan = rule.plan(found, sync_every=40)
         assert Counter(name for f in plan for name in f.names) == Counter(p.name for p in found)
-        assert sum(sizes_of(plan, found)) == sum(p.numel for p in found)
         assert all(fragment.names for fragment in plan)
         assert [fragment.index for fragment in plan] == list(range(len(plan)))
         order = {p.name: i for i, p in enumerate(found)}
         for fragment in plan:
             assert list(fragment.names) == sorted(fragment.names, key=order.__getitem__)
-
-
-@given(found=drawn_parts(), bound=st.integers(1, 9))
-def test_fragments_of_layers_hold_at_most_as_many_as_asked(found, bound):
-    layers = {p.layer for p in found} - {None}
-    outside = any(p.layer is None for p in found)
-    layer = {p.name: p.layer for p in found}
-    for rule in (tw.Strided(layers=bound), tw.Sequential(layers=bound)):
-        plan = rule.plan(found, sync_every=40)
-        held = [{layer[name] for name in fragment.names} for fragment in plan]
-        assert len(held) == math.ceil(len(layers) / bound) + outside
-        assert held[-1] == {None} or not outside
-        assert max(map(len, held)) <= bound
-
-
-@given(found=drawn_parts(), bound=st.integers(1, 9))
-def test_balanced_is_within_one_tensor_of_the_mean(found, bound):
-    count = min(bound, len(found))
-    sizes = sizes_of(tw.Balanced(count=count).plan(found, sync_every=40), found)
-    assert max(sizes) <= sum(sizes) / count + max(p.numel for p in found)

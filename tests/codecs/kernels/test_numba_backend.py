@@ -1,5 +1,5 @@
-"""numba's kernels against the codecs' own `write` and `read`: beyond what `kernel_parity` checks,
-rows of any number, blocks, threads, processes and the words of refusals."""
+"""numba's kernels against the codecs' own `write` and `read`: what `kernel_parity` checks, and
+rows of any number, blocks, threads and processes."""
 
 import multiprocessing
 import os
@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernel_parity import check, largest_of, reference_add, reference_encode, refusal
+from kernel_parity import check, reference_add, reference_encode
 from thinwire.codecs import E3M0, Blocks, Linear, MidRise, Quantise, SignMean, Statistical, TopK
 from thinwire.codecs.kernels import RowKernel, find_kernel
 from thinwire.codecs.row_format import GroupedCodec
@@ -35,7 +35,7 @@ CODECS: dict[str, GroupedCodec] = {
     },
     "e3m0": E3M0(),
 }
-FEW = ("topk-64/sign-levels", "topk-100/sign-mean", "2 bits/MidRise", "8 bits/Linear", "e3m0")
+FEW = ("8 bits/Linear", "topk-64/sign-levels", "topk-100/sign-mean", "2 bits/MidRise", "e3m0")
 
 
 def cubed(rows: int) -> Tensor:
@@ -70,8 +70,13 @@ def test_rows_of_every_kind_have_the_bits_of_the_reference(id: str) -> None:
     check(*kernel_of(id), "cpu")
 
 
-@pytest.mark.parametrize(("down", "across"), [(1, 1), (1, 7), (3, 1), (5, 3), (2, 33)])
-@pytest.mark.parametrize("id", FEW)
+@pytest.mark.parametrize(
+    ("id", "down", "across"),
+    [
+        (id, *sides)
+        for id, sides in zip(FEW, [(1, 1), (1, 7), (3, 1), (5, 3), (2, 33)], strict=True)
+    ],
+)
 def test_blocks_of_a_matrix_are_rows_that_were_cut_out_of_it(
     id: str, down: int, across: int
 ) -> None:
@@ -96,7 +101,7 @@ def test_blocks_of_a_matrix_are_rows_that_were_cut_out_of_it(
         assert not torch.equal(encoded(id, mine.view(rows, 4096)), encoded(id, theirs))
 
 
-@pytest.mark.parametrize("id", FEW)
+@pytest.mark.parametrize("id", FEW[:2])
 def test_threads_change_nothing(id: str) -> None:
     codec, kernel = kernel_of(id)
     x, out = cubed(331), torch.ones(331, 4096)
@@ -163,33 +168,6 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
     finally:
         child.join(10)
         child.kill()
-
-
-@pytest.mark.parametrize("id", FEW)
-def test_a_thousand_damaged_payloads_are_judged_alike(id: str) -> None:
-    codec, kernel = kernel_of(id)
-    sound, words = encoded(id, cubed(2)), set()
-    before, g = sound, torch.Generator().manual_seed(4)
-    for trial in range(1000):
-        damaged = sound.clone()
-        for _ in range(1 + trial % 2):
-            place = int(torch.randint(0, damaged.numel(), (), generator=g))
-            damaged.view(-1)[place] ^= 1 << int(torch.randint(0, 8, (), generator=g))
-        # Of two that are refused, which is told of first is the same, too.
-        payloads = [sound, damaged, *[before] * (trial % 3 == 0)]
-        want, got, other, alone = (torch.zeros(2, 4096) for _ in range(4))
-        error = refusal(reference_add, codec, want, payloads, 0.5)
-        assert refusal(kernel.add, got, payloads, 0.5, other) == error
-        its_own = refusal(reference_add, codec, alone, [damaged], 1.0)
-        assert refusal(largest_of(codec, kernel), damaged) == its_own
-        words |= {word for word in ("another number of indices", "do not ascend") if word in error}
-        before = damaged
-        if error:
-            continue
-        assert torch.equal(torch.nan_to_num(got), torch.nan_to_num(want))
-        limit = largest_of(codec, kernel)(damaged)
-        assert limit >= alone.abs().amax() or not limit.isfinite()
-    assert len(words) == (2 if isinstance(codec, TopK) else 0)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

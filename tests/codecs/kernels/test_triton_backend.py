@@ -29,35 +29,20 @@ from thinwire.codecs.levels import Levels  # noqa: E402
 GPU = torch.device("cuda")
 INTERPRETER = {"THINWIRE_KERNELS": "triton", "TRITON_INTERPRET": "1"}
 HERE = Path(__file__).parents[2]
-INTERPRETED = {
-    "topk": ("topk-64/sign-levels",),
-    "table": ("table-1 Statistical", "table-2 MidRise", "table-4 Linear"),
-    "others": ("affine-8 MidRise", "affine-8 Linear", "e3m0"),
-}
 
 
-def interpret(seeds: int, *names: str) -> None:
+@pytest.mark.slow_cases(but=("affine-8 Linear", "e3m0"))
+@pytest.mark.parametrize("name", CODECS)
+def test_every_format_gives_the_bits_of_the_torch_path_in_the_interpreter(name: str) -> None:
     found = subprocess.run(
-        [sys.executable, "-W", "ignore", HERE / "kernel_parity.py", str(seeds), *names],
+        [sys.executable, "-W", "ignore", HERE / "kernel_parity.py", "2", name],
         env=os.environ | INTERPRETER | {"PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         check=False,
     )
     assert found.returncode == 0, found.stderr
-    assert found.stdout.splitlines() == list(names)
-
-
-@pytest.mark.slow_cases("table", "topk")
-@pytest.mark.parametrize("group", INTERPRETED)
-def test_it_gives_the_bits_of_the_torch_path_in_the_interpreter(group: str) -> None:
-    interpret(1, *INTERPRETED[group])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CODECS)
-def test_every_format_gives_the_bits_of_the_torch_path_in_the_interpreter(name: str) -> None:
-    interpret(2, name)
+    assert found.stdout.splitlines() == [name]
 
 
 @pytest.mark.gpu
@@ -69,23 +54,16 @@ def test_it_gives_the_bits_of_the_torch_path_on_a_gpu(name: str) -> None:
     check(CODECS[name], kernel, "cuda", seeds=3)
 
 
-@pytest.mark.parametrize(
-    ("k", "found"), [(1, False), (8, False), (16, True), (100, False), (2048, True), (4096, False)]
-)
-def test_there_is_a_kernel_for_powers_of_two(k: int, found: bool) -> None:
-    assert (triton_backend.build(TopK(k=k)) is not None) == found
-
-
-def test_a_grid_of_another_package_has_no_kernel() -> None:
+def test_there_are_kernels_for_powers_of_two_and_grids_of_this_package() -> None:
     class Odd(Levels):
         means = False
 
         def place(self, x, bits):
             return x[:, :1], x[:, :1]
 
-    assert triton_backend.build(Quantise(bits=2, grid=Odd())) is None
-    assert triton_backend.build(Quantise(bits=2)) is not None
-    assert triton_backend.build(E3M0()) is not None
+    none = (*(TopK(k=k) for k in (1, 8, 100, 4096)), Quantise(bits=2, grid=Odd()))
+    assert not any(map(triton_backend.build, none))
+    assert all(map(triton_backend.build, (TopK(k=16), TopK(k=2048), Quantise(bits=2), E3M0())))
 
 
 class NoGpu:
