@@ -67,8 +67,8 @@ def test_ranks_meet_their_counterparts() -> None:
     ],
 )
 def test_workers_that_do_not_belong_together_are_named(count: int, fields, come: str) -> None:
-    with promptly(60), pytest.raises(tw.ThinwireError, match=f"these have come: {come}"):
-        meet(free_port(), count, timeout_s=2.0, **fields)
+    with promptly(18), pytest.raises(tw.ThinwireError, match=f"these have come: {come}"):
+        meet(free_port(), count, **fields)  # which waits for 20 seconds for who is late
 
 
 def test_a_missing_worker_is_named() -> None:
