@@ -31,7 +31,7 @@ INTERPRETER = {"THINWIRE_KERNELS": "triton", "TRITON_INTERPRET": "1"}
 HERE = Path(__file__).parents[2]
 
 
-@pytest.mark.slow_cases(but=("affine-8 Linear", "e3m0"))
+@pytest.mark.slow_cases(but=("e3m0",))
 @pytest.mark.parametrize("name", CODECS)
 def test_every_format_gives_the_bits_of_the_torch_path_in_the_interpreter(name: str) -> None:
     found = subprocess.run(
