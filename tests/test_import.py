@@ -14,49 +14,55 @@ SLOW = {"torch", "numpy", "transformers", "datasets"}
 ENVIRONMENT = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
-def loaded_by(code: str) -> set[str]:
-    code = f"import sys\n{code}\nprint(' '.join(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(done.stdout.splitlines()[-1].split())
+def output_of(code: str, *arguments: str) -> str:
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout
 
 
-def test_import_pulls_in_nothing_heavy() -> None:
-    assert not HEAVY & loaded_by("import thinwire; thinwire.OuterLoop, thinwire.presets")
+# To load torch takes seconds: the children of a process that has it load nothing else in common.
+FIRST = """
+import os, sys, torch
+for code in sys.argv[1:]:
+    if os.fork() == 0:
+        exec(code)
+        print(*sys.modules, flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0, code
+"""
 
 
-@pytest.mark.slow
-def test_import_loads_nothing_of_elastic_runs() -> None:
-    before = loaded_by("import thinwire; thinwire.OuterLoop, thinwire.transport.Distributed")
-    assert not [module for module in before if module.startswith("thinwire.elastic")]
-    # The control: naming it does.
-    assert "thinwire.elastic.transport" in loaded_by("import thinwire; thinwire.transport.Elastic")
-
-
-@pytest.mark.slow_cases("report", "doctor")
-@pytest.mark.parametrize("module", ["method", "plan.forecast", "report", "doctor"])
-def test_any_module_may_be_the_first(module: str) -> None:
+def test_import_is_light_and_any_module_may_be_the_first() -> None:
     """The package looks its public names up in `api`, which imports what it is needed for."""
-    assert f"thinwire.{module}" in loaded_by(f"import thinwire.{module}")
+    modules = [f"thinwire.{name}" for name in ("method", "plan.forecast", "report", "doctor")]
+    plain = "import thinwire; thinwire.OuterLoop, thinwire.presets, thinwire.transport.Distributed"
+    elastic = "import thinwire; thinwire.transport.Elastic"
+    lines = output_of(FIRST, plain, elastic, *map("import {}".format, modules)).splitlines()
+    light, control, *others = (set(line.split()) for line in lines)
+    assert not HEAVY & light
+    assert not [module for module in light if module.startswith("thinwire.elastic")]
+    assert "thinwire.elastic.transport" in control
+    for module, loaded in zip(modules, others, strict=True):
+        assert module in loaded
 
 
 @pytest.mark.slow
 def test_import_takes_at_most_a_fifth_longer_than_torch() -> None:
     def seconds(module: str) -> float:
         # A collection of what torch has made is due about now, and falls on whoever comes next.
-        code = (
-            "import gc, time; gc.disable(); t = time.process_time(); "
-            f"import {module}; print(time.process_time() - t)"
+        return float(
+            output_of(
+                "import gc, time; gc.disable(); t = time.process_time(); "
+                f"import {module}; print(time.process_time() - t)"
+            )
         )
-        command = [sys.executable, "-c", code]
-        return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
     # What else the machine does only ever adds: of eight, the least come close.
     pairs = [(seconds("torch, thinwire.outer_loop"), seconds("torch")) for _ in range(8)]
     ours, theirs = zip(*pairs, strict=True)
     assert min(ours) / min(theirs) <= 1.2
-
-
-# -- names that are imported when they are asked for -----------------------------------------------
 
 
 def test_all_names_come_with_a_star_and_an_unknown_one_is_an_error() -> None:
@@ -66,8 +72,6 @@ def test_all_names_come_with_a_star_and_an_unknown_one_is_an_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'OuterLop'"):
         _ = tw.OuterLop
 
-
-# -- commands --------------------------------------------------------------------------------------
 
 LIGHT = [
     "",
@@ -96,7 +100,4 @@ def test_help_and_what_is_mistyped_come_without_torch() -> None:
         f"    slow = {SLOW} & set(sys.modules)\n"
         "    if slow:\n        sys.exit(f'{line!r} loads {slow}')\n"
     )
-    command = [sys.executable, "-c", code, *LIGHT]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
+    output_of(code, *LIGHT)

@@ -28,17 +28,16 @@ CLIPPED = ["diloco:clip_norms=1", "muloco:bits=2:clip_norms=1:drop_outliers=10"]
 @pytest.mark.slow_cases(but=("diloco]", "muloco:bits=2]", "noloco", "sparseloco"))
 @pytest.mark.parametrize("method", [*tw.presets.names(), "muloco:bits=2", *CLIPPED])
 def test_a_round_takes_no_more_memory_than_it_may(method: str) -> None:
-    for row in round_memory(methods=[method]).data["rows"]:
-        most = max(row["begin_bytes"], row["finish_bytes"])
-        print(row)
+    build = partial(llama, vocabulary=4096, width=192, layers=3)
+    for row in round_memory(methods=[method], build=build).data["rows"]:
         # A thousandth for sums and flags.
-        assert most <= PROMISED + 0.001, row
+        assert max(row["begin_bytes"], row["finish_bytes"]) <= PROMISED + 0.001, row
 
 
 build = partial(llama, vocabulary=37, width=64, layers=1)
 
 
-@pytest.mark.parametrize("name", ["diloco", "sparse_muloco", "noloco", "muloco:bits=2"])
+@pytest.mark.parametrize("name", ["diloco", "sparse_muloco", "noloco"])
 def test_the_worker_that_is_observed_does_what_its_twin_does(name: str) -> None:
     worker = ObservedWorker(build, with_short_rounds(name), 3)
     for _ in range(3):
@@ -78,8 +77,8 @@ def test_bytes_and_temporaries_of_a_codec_are_a_small_share_of_a_model() -> None
         (codecs.Quantise(bits=2), 2.02),
     ):
         assert 8 * (codec.bind(gpt2()).nbytes + HEADER_NBYTES) / gpt2().numel <= bits
-    coder = codecs.TopK(k=64).bind(Layout.of({"w": (4096, 4096)}))
-    x = torch.randn(4096 * 4096, generator=torch.Generator().manual_seed(0))
+    coder = codecs.TopK(k=64).bind(Layout.of({"w": (2048, 4096)}))
+    x = torch.randn(2048 * 4096, generator=torch.Generator().manual_seed(0))
     payload, encoding = peak_temporary_nbytes(lambda: coder.encode_residual(x))
     decoding = peak_temporary_nbytes(lambda: coder.add_to(x, [payload] * 8, weight=0.125))[1]
     assert max(encoding, decoding) <= 0.4 * x.nbytes
