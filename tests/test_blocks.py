@@ -4,8 +4,6 @@ import pytest
 import torch
 
 from thinwire.blocks import DenseVector, VectorPart, spans
-from thinwire.codecs.grouping import Blocks
-from thinwire.fragments.layout import Layout
 
 WHOLE = torch.arange(100.0)
 PARTS = [VectorPart(r) for r in ([(0, 100)], [(7, 7)], [(50, 60), (3, 4)], [(0, 3), (3, 9)])]
@@ -24,11 +22,6 @@ def test_what_is_read_and_changed_is_written_back(part, by: int) -> None:
     part.write(expected, part.read(WHOLE) + 1.0)
     assert torch.equal(vector[by:], expected)
     assert float((expected - WHOLE).sum()) == part.numel
-
-
-def test_blocks_of_a_wider_matrix_are_its_rows_without_their_ends() -> None:
-    (batch, *_), flat = Blocks().batches(Layout.of({"w": (64, 70)})), torch.randn(70 * 64)
-    assert torch.equal(batch.part.read(flat), flat.view(64, 70)[:, :64].reshape(-1))
 
 
 @pytest.mark.parametrize("numel", [0, 1, 2**18, 2**18 + 1])

@@ -8,31 +8,7 @@ import torch
 from thinwire.checksums import anchor_digest, checksum
 from wire_reference import column_sums
 
-LENGTHS = [1, 2, 2047, 2048, 2049, 4099]
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.bool, torch.complex64]
-
-
-def vector(numel: int) -> torch.Tensor:
-    return torch.arange(1, numel + 1, dtype=torch.float32) / 64
-
-
-@pytest.mark.parametrize("numel", LENGTHS)
-def test_equal_vectors_have_equal_digests_and_others_have_not(numel: int) -> None:
-    x = vector(numel)
-    assert anchor_digest(x) == anchor_digest(x.clone())
-    for place in {0, numel // 2, numel - 1}:
-        another, neighbours, other_sign = x.clone(), x.clone(), x.clone()
-        another[place] = torch.nextafter(another[place], torch.tensor(torch.inf))
-        other_sign[place] = -other_sign[place]
-        last = max(min(place, numel - 2), 0)
-        neighbours[last : last + 2] = x[last : last + 2].flip(0)
-        for y in (another, other_sign, *([neighbours] if numel > 1 else [])):
-            assert anchor_digest(y) != anchor_digest(x)
-
-
-def by_hand(raw: bytes) -> bytes:
-    """The specification, a word at a time."""
-    return sha256(column_sums(raw)).digest()[:8]
 
 
 def random_bits(numel: int, dtype: torch.dtype) -> torch.Tensor:
@@ -45,13 +21,14 @@ def random_bits(numel: int, dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("numel", "dtype"),
-    [(n, torch.float32) for n in (0, 1, 2, 3, 1023, 2048, 2049, 8192)]
+    [(n, torch.float32) for n in (0, 1, 2, 3, 1023, 2047, 2048, 2049, 4099, 8192)]
     + [(10_007, dtype) for dtype in DTYPES],
 )
 def test_the_digest_is_that_of_the_words(numel: int, dtype: torch.dtype) -> None:
     """Words of all bits, NaN among them, so that most columns overflow."""
     x = random_bits(numel, dtype)
-    assert anchor_digest(x) == by_hand(x.view(torch.uint8).numpy().tobytes())
+    by_hand = sha256(column_sums(x.view(torch.uint8).numpy().tobytes())).digest()[:8]
+    assert anchor_digest(x) == by_hand
 
 
 @pytest.mark.gpu
@@ -68,13 +45,6 @@ def test_a_digest_does_not_depend_on_where_a_vector_lies(offset: int, dtype: tor
     x = random_bits(5003, dtype)
     assert anchor_digest(x[offset:]) == anchor_digest(x[offset:].clone())
     assert anchor_digest(x[::offset]) == anchor_digest(x[::offset].clone())
-
-
-def test_the_limits_of_the_digest_are_those_that_the_specification_states() -> None:
-    x = vector(3 * 2048)
-    rows = x.view(3, 2048)
-    assert anchor_digest(rows[[1, 0, 2]].reshape(-1)) == anchor_digest(x)
-    assert anchor_digest(torch.cat([x, torch.zeros(5)])) == anchor_digest(x)
 
 
 @pytest.mark.parametrize("nbytes", [1, 7, 8, 8191, 8192, 8193, 100_003])

@@ -18,10 +18,9 @@ EMPTY = Rejection(reason=RejectReason.EMPTY)
 
 
 def test_every_reason_but_having_nothing_to_contribute_is_counted() -> None:
-    assert KINDS == ("damaged", "drifted", "not finite", "outlier", "clipped")
     found = kinds_of({r: Rejection(reason=r) for r in RejectReason if r}, [7])
     assert found == {2: "damaged", 3: "drifted", 4: "not finite", 5: "outlier", 7: "clipped"}
-    assert kinds_of({0: EMPTY}, []) == {}
+    assert tuple(found.values()) == KINDS
 
 
 def test_a_log_counts_by_rank_and_by_member_and_warns_of_rejections_alone(caplog) -> None:

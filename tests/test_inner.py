@@ -52,13 +52,21 @@ class TestEveryDescription:
                 dataclasses.replace(description, lr=lr)
 
 
-def test_adamw_is_torchs_with_vectors_not_decayed():
+@pytest.mark.parametrize(
+    ("description", "named", "settings"),
+    [
+        (inner.SGD, torch.optim.SGD, {"momentum": 0.5}),
+        (inner.AdamW, torch.optim.AdamW, {"betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.3}),
+        (inner.SignSGD, optim.SignSGD, {"weight_decay": 0.5}),
+    ],
+)
+def test_it_is_the_optimizer_that_it_names_with_vectors_not_decayed(description, named, settings):
     net, twin = model(), model()
-    step(net, inner.AdamW(lr=0.01, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.3).build(net))
+    step(net, description(lr=0.01, **settings).build(net))
     vectors = [p for p in twin.parameters() if p.ndim == 1]
     others = [p for p in twin.parameters() if p.ndim == 2]
     groups = [{"params": others}, {"params": vectors, "weight_decay": 0.0}]
-    step(twin, torch.optim.AdamW(groups, lr=0.01, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.3))
+    step(twin, named(groups, lr=0.01, **settings))
     for p, q in zip(net.parameters(), twin.parameters(), strict=True):
         assert torch.equal(p, q)
 
@@ -84,19 +92,3 @@ def test_muon_passes_every_field_on():
     for group in optimizer.param_groups:
         for name in ("momentum", "nesterov", "scale", "betas", "eps"):
             assert group[name] == getattr(description, name)
-
-
-def test_sgd_is_torchs():
-    net, twin = model(), model()
-    step(net, inner.SGD(lr=0.01, momentum=0.5).build(net))
-    step(twin, torch.optim.SGD(twin.parameters(), lr=0.01, momentum=0.5))
-    for p, q in zip(net.parameters(), twin.parameters(), strict=True):
-        assert torch.equal(p, q)
-
-
-def test_sign_sgd_decays_what_adamw_decays():
-    net = model()
-    groups = inner.SignSGD(lr=0.01, weight_decay=0.5).build(net).param_groups
-    likewise = inner.AdamW(weight_decay=0.5).build(net).param_groups
-    assert [len(g["params"]) for g in groups] == [len(g["params"]) for g in likewise]
-    assert [(g["lr"], g["weight_decay"]) for g in groups] == [(0.01, 0.5), (0.01, 0.0)]

@@ -55,31 +55,24 @@ def test_parts_are_those_of_the_whole(dtype: torch.dtype, transposed: bool) -> N
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "kept_share"), [(torch.float32, 0.0), (torch.float32, 0.25), (torch.bfloat16, 0.25)]
+)
 def test_what_is_written_in_parts_is_in_the_parameters(
-    dtype: torch.dtype, transposed: bool
+    dtype: torch.dtype, kept_share: float, transposed: bool
 ) -> None:
     parameters = model(dtype, transposed=transposed)
     vector, before = vector_of(parameters), flat(parameters)
     for part in parts(vector.numel):
         weights, values = vector.open(), torch.randn(part.numel)
-        expected = flat(parameters)
-        part.write(expected, values.to(dtype).float())
         assert torch.equal(weights.as_written(part, values), values.to(dtype).float())
-        weights.mix(part, values, 0.0)
+        expected = flat(parameters)
+        mixed = torch.lerp(values, part.read(expected), kept_share)
+        part.write(expected, mixed.to(dtype).float())
+        weights.mix(part, values, kept_share)
         weights.close()
         assert torch.equal(flat(parameters), expected)
     assert not torch.equal(before, flat(parameters))
-
-
-def test_mixing_keeps_a_share_of_what_was_there() -> None:
-    parameters = model()
-    vector, before = vector_of(parameters), flat(parameters)
-    weights, part = vector.open(), VectorPart([(10, 25)])
-    weights.mix(part, torch.ones(15), 0.25)
-    expected = torch.lerp(torch.ones(15), before[10:25], 0.25)
-    assert torch.equal(flat(parameters)[10:25], expected)
-    assert torch.equal(flat(parameters)[25:], before[25:])
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

@@ -50,13 +50,14 @@ def wider():
     return torch.nn.Sequential(torch.nn.Embedding(11, 6), torch.nn.Linear(6, 3))
 
 
+# Who gives a state, the tensor of it that is changed, and how; and what the error names.
 MISFITS = {
-    "model": (method(), wider),
-    "method": (method(sync_every=5), build_model),
-    **dict.fromkeys(("shape", "dtype", "optimizer"), (method(), build_model)),
+    "model": (method(), wider, {}, "parameters|wire order"),
+    "method": (method(sync_every=5), build_model, {}, "sync_every"),
+    "shape": (method(), build_model, {"0.anchor": lambda x: x[:-1]}, "anchor"),
+    "dtype": (method(), build_model, {"0.anchor": torch.Tensor.double}, "anchor"),
+    "optimizer": (method(), build_model, {"0.optimizer.momentum_buffer": None}, "momentum"),
 }
-
-
 HOW = {
     "adopt": lambda taker, state: taker.state.load(state),
     "resume": lambda taker, state: taker.loop.load_state_dict(
@@ -68,23 +69,18 @@ HOW = {
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("kind", MISFITS)
 def test_a_state_of_something_else_is_refused_and_changes_nothing(kind: str, how: str) -> None:
-    described, model = MISFITS[kind]
-    hub = ElasticHub()
-    (giver,) = crew(hub, described, 1, model=model, of=1)
+    described, model, changes, named = MISFITS[kind]
+    (giver,) = crew(ElasticHub(), described, 1, model=model, of=1)
     snapshot = giver.state.capture()
     tensors = dict(snapshot.tensors)
-    if kind == "shape":
-        tensors["0.anchor"] = tensors["0.anchor"][:-1]
-    elif kind == "dtype":
-        tensors["0.anchor"] = tensors["0.anchor"].double()
-    elif kind == "optimizer":
-        del tensors["0.optimizer.momentum_buffer"]
+    for name, change in changes.items():
+        old = tensors.pop(name)
+        tensors |= {name: change(old)} if change else {}
     snapshot = dataclasses.replace(snapshot, tensors=tensors)
     players = crew(ElasticHub(), method(), 3)
     taker = players[0]
     train(players, H + 1)
     before = taker.live(), taker.shared(), taker.state.progress(), taker.feedback()
-    named = {"model": "parameters|wire order", "method": "sync_every"}.get(kind, "anchor|momentum")
     with pytest.raises(MismatchError, match=named):
         HOW[how](taker, snapshot)
     assert same_bits(taker.live(), before[0])

@@ -1,24 +1,17 @@
-"""What a method refuses, what it warns of, and how it was described before."""
+"""What a method refuses, what it warns of, and what is read of its descriptions, old ones too."""
 
+import json
 import warnings
+from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
 import thinwire as tw
-from exchanges import Messages, exchanged, state_of, tag_of
-from thinwire import codecs
-from thinwire.blocks import DenseVector
-from thinwire.exchange import ExchangeState
-from thinwire.feedback import Feedback
-from thinwire.fragments.layout import Layout
+from thinwire import codecs, presets
 from thinwire.handshake import flatten_description
-from thinwire.method import RENAMED_SLOTS, describe, migrate_names
-from thinwire.storage import StatePlacement
-from thinwire.transport import in_process
+from thinwire.method import RENAMED_SLOTS, Method, describe, migrate_names
+from thinwire.train import recipes
 
-STORAGE = StatePlacement(torch.device("cpu"))
 FEEDBACK = tw.ErrorFeedback(decay=0.95)
 OWNER = tw.ReduceScatter(owner_feedback=FEEDBACK)
 LOSES = [
@@ -45,59 +38,13 @@ def test_a_reduce_scatter_that_loses_much_is_warned_of_and_nothing_else(codec) -
     if codec in LOSES:
         told = rf"{type(codec).__name__}.* because .*; do: .*owner_f"
         with pytest.warns(tw.LossyReduceScatterWarning, match=told):
-            tw.presets.diloco(codec=codec, exchange=tw.ReduceScatter())
+            presets.diloco(codec=codec, exchange=tw.ReduceScatter())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for exchange in (tw.Gather(), tw.Automatic(), OWNER):
-            tw.presets.diloco(codec=codec, exchange=exchange)
+            presets.diloco(codec=codec, exchange=exchange)
         if codec in KEEPS:
-            tw.presets.diloco(codec=codec, exchange=tw.ReduceScatter())
-
-
-LAYOUT = Layout.of({"a": (256, 128), "b": (256, 64)})
-WORKERS, ROUNDS = 4, 12
-
-
-def moves() -> list[list[Tensor]]:
-    """Every round's pseudo-gradients, half of which all workers share, with some rows heavy."""
-    generator = torch.Generator().manual_seed(0)
-    heavy = torch.ones(LAYOUT.numel)
-    for s in LAYOUT.segments:
-        rows = torch.exp(0.5 * torch.randn(s.shape[0], 1, generator=generator))
-        heavy[s.start : s.stop] = rows.expand(s.shape).reshape(-1)
-
-    def draw() -> Tensor:
-        return heavy * torch.randn(LAYOUT.numel, generator=generator)
-
-    return [[x + draw() for _ in range(WORKERS)] for x in [draw() for _ in range(ROUNDS)]]
-
-
-def delivered(codec, owner: Feedback) -> float:
-    """The sum of all updates by reduce-scatter, projected on the sum of those by gather."""
-    sums, sent = [], moves()
-    for exchange in (tw.Gather(), tw.ReduceScatter(owner_feedback=owner)):
-        given = {"codec": codec, "feedback": FEEDBACK, "layout": LAYOUT}
-        states = [state_of(exchange, rank, WORKERS, **given) for rank in range(WORKERS)]
-        ends, total = in_process(WORKERS), torch.zeros(LAYOUT.numel)
-        for round, deltas in enumerate(sent):
-
-            def encode(rank: int, state: ExchangeState, round=round, deltas=deltas) -> Messages:
-                return state.encode(DenseVector(deltas[rank].clone()), tag_of(round))
-
-            total += exchanged(states, ends, round=round, encode=encode)[0].mean.whole()
-        sums.append(total)
-    gathered, reduced = sums
-    return float(reduced @ gathered / (gathered @ gathered))
-
-
-def test_what_top_k_delivers_by_a_reduce_scatter() -> None:
-    assert delivered(codecs.Identity(), tw.NoFeedback()) == pytest.approx(1.0, abs=1e-6)
-    # The owner sends on k of the up to 4 k numbers of a mean.
-    without, with_it = (
-        delivered(codecs.TopK(k=64), owner) for owner in (tw.NoFeedback(), FEEDBACK)
-    )
-    assert without == pytest.approx(0.62, abs=0.03)
-    assert with_it > without + 0.1
+            presets.diloco(codec=codec, exchange=tw.ReduceScatter())
 
 
 @pytest.mark.parametrize("exchange", [tw.ReduceScatter(), OWNER])
@@ -105,10 +52,74 @@ def test_an_aggregate_that_is_not_elementwise_is_not_combined_in_shards(exchange
     inner = tw.DropOutliers(aggregate=tw.MedianNormClip())
     for aggregate in (tw.MedianNormClip(), inner, tw.ClipNorms(aggregate=tw.MedianNormClip())):
         with pytest.raises(tw.ConfigurationError, match=r"MedianNormClip.*exchange=Gather"):
-            tw.presets.diloco(aggregate=aggregate, exchange=exchange)
+            presets.diloco(aggregate=aggregate, exchange=exchange)
         for gathers in (tw.Gather(), tw.Automatic()):
-            tw.presets.diloco(aggregate=aggregate, exchange=gathers)
-    tw.presets.diloco(aggregate=tw.DropOutliers(), exchange=exchange)
+            presets.diloco(aggregate=aggregate, exchange=gathers)
+    presets.diloco(aggregate=tw.DropOutliers(), exchange=exchange)
+
+
+# -- descriptions ----------------------------------------------------------------------------------
+
+
+def as_json(made: Method) -> dict[str, Any]:
+    return json.loads(json.dumps(describe(made)))
+
+
+def test_every_method_is_found_again_in_its_description() -> None:
+    texts = ("muloco:bits=2", "streaming_muloco", "sparse_muloco", "streaming_diloco:tau=2")
+    clip = tw.MedianNormClip(aggregate=tw.MeanOverSenders())
+    rules = (clip, tw.DropOutliers(limit=3.0, aggregate=clip))
+    for made in (
+        *map(presets.from_text, presets.names()),
+        *(recipes.laptop(text).method for text in texts),
+        *(presets.diloco(aggregate=rule) for rule in rules),
+    ):
+        assert Method.from_dict(as_json(made)) == made
+
+
+def test_a_field_that_came_later_is_described_only_where_it_is_set() -> None:
+    assert "transform" not in describe(presets.sparseloco())["codec"]
+    made = presets.sparseloco(codec=codecs.TopK(transform=codecs.DCT()))
+    assert describe(made)["codec"]["transform"] == {"kind": "DCT"}
+    assert Method.from_dict(as_json(made)) == made
+    assert made.fingerprint() != presets.sparseloco(codec=codecs.TopK()).fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("slot", "value", "reason"),
+    [
+        ("codec", {"kind": "Mine"}, "Mine is no part of this package"),
+        ("codec", {"kind": "k_for_density", "density": 1}, "k_for_density is no part"),
+        ("inner", {"kind": "ByWorkerCount", "table": []}, "ByWorkerCount is no part"),
+        ("codec", {"kind": "CastBF16", "more": 1}, "another version"),
+        ("codec", {"kind": "Codec"}, "Codec is no part"),
+        ("codec", 3, "another version"),
+        ("sync_every", 0, "another version"),
+        ("merge", 1, "another version"),
+        ("overlap", {"kind": "Delay", "tau": 0}, "overlap.mixing differs"),
+    ],
+)
+def test_descriptions_that_are_not_ours_are_refused(slot: str, value: Any, reason: str) -> None:
+    with pytest.raises(tw.ConfigurationError, match=reason):
+        Method.from_dict(describe(presets.diloco(codec=codecs.CastBF16())) | {slot: value})
+
+
+@pytest.mark.parametrize(
+    "rule", [tw.MedianNormClip(), tw.DropOutliers(aggregate=tw.MedianNormClip())]
+)
+def test_a_clip_of_before_had_no_choice_of_what_combines(rule) -> None:
+    made = presets.diloco(aggregate=rule)
+    now, old = as_json(made), as_json(made)
+    clip = old["aggregate"] if rule == tw.MedianNormClip() else old["aggregate"]["aggregate"]
+    del clip["aggregate"]
+    assert Method.from_dict(old) == made
+    flat = flatten_description({"method": old})
+    assert flat != flatten_description({"method": now})
+    assert migrate_names(flat) == flatten_description({"method": now})
+    # The control: one that has the choice keeps it.
+    clip["aggregate"] = {"kind": "MeanOverSenders"}
+    assert Method.from_dict(old) != made
+    assert migrate_names(flatten_description(old)) == flatten_description(old)
 
 
 def named_as_before(description):
@@ -123,25 +134,16 @@ def named_as_before(description):
     return description
 
 
-@pytest.mark.parametrize("preset", tw.presets.names())
-def test_descriptions_written_before_say_today_s_names(preset: str) -> None:
-    today = {"method": tw.presets.by_name(preset)().describe(), "workers": 2}
-    before = named_as_before(today)
-    assert migrate_names(before) == today
-    assert migrate_names(flatten_description(before)) == flatten_description(today)
-    assert migrate_names(today) == today
-    assert (before == today) == (preset not in ("ddp", "demo", "diloco", "muloco"))
-
-
-def test_only_what_fills_a_slot_is_renamed() -> None:
-    kept = {
-        "method.name": "Direct",
-        "kind of thing": "Direct",
-        "text": ["Direct", {"a": "PerWorkers"}],
-    }
-    assert migrate_names(kept) == kept
+def test_descriptions_written_before_say_today_s_names() -> None:
     nested = {"kind": "ByWorkerCount", "table": [[1, describe(tw.outer.GradientAveraging())]]}
-    before = named_as_before(nested)
-    assert before["kind"] == "PerWorkers"
-    assert before["table"][0][1]["kind"] == "Direct"
-    assert migrate_names(before) == nested
+    for preset in presets.names():
+        made = presets.from_text(preset)
+        today = {"method": made.describe(), "workers": 2, "nested": nested}
+        before = named_as_before(today)
+        assert before["nested"]["table"][0][1]["kind"] == "Direct"
+        assert migrate_names(before) == migrate_names(today) == today
+        assert migrate_names(flatten_description(before)) == flatten_description(today)
+        assert Method.from_dict(before["method"]) == made
+    # Only what fills a slot is renamed.
+    kept = {"method.name": "Direct", "kind of thing": "Direct", "text": ["Direct", {"a": "Direct"}]}
+    assert migrate_names(kept) == kept

@@ -88,17 +88,6 @@ def test_the_sdist_has_what_tests_and_pages_need(dist: Path) -> None:
 
 
 @pytest.mark.slow
-def test_both_are_accepted_as_an_index_would(dist: Path) -> None:
-    beside = Path(sys.executable).parent
-    files = [str(file) for file in dist.iterdir()]
-    wheels = [file for file in files if file.endswith(".whl")]
-    for command in (["twine", "check", "--strict", *files], ["check-wheel-contents", *wheels]):
-        command[0] = str(beside / command[0])
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("checker", ["pyright", "mypy"])
 def test_a_users_script_is_checked_by_the_types_of_the_wheel(
     dist: Path, tmp_path: Path, checker: str

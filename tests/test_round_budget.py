@@ -8,6 +8,7 @@ from types import FrameType
 import torch
 
 import thinwire as tw
+from toy import Team
 
 # Upper bounds, to be lowered whenever the round gets simpler.
 FILES = 18
@@ -19,17 +20,14 @@ ROOT = str(Path(tw.__file__).parent) + "/"
 
 def calls_of_worker_0() -> list[tuple[str, str, str]]:
     """(file, class or "", function) of every call while worker 0 sends and applies a round."""
-    models = [torch.nn.Linear(3, 2) for _ in range(2)]
-    models[1].load_state_dict(models[0].state_dict())
-    method = tw.presets.diloco(sync_every=2)
-    ends = tw.transport.in_process(2)
-    loops = [tw.OuterLoop(m, [], method, transport=t) for m, t in zip(models, ends, strict=True)]
+
+    def model() -> torch.nn.Module:
+        return torch.nn.ParameterDict({"weight": torch.ones(2, 3), "bias": torch.ones(2)})
+
+    team = Team(tw.presets.diloco(sync_every=2), lambda _: [], 2, model=model)
     for _ in range(3):
-        for loop in loops:
-            loop.begin()
-        for loop in loops:
-            loop.finish()
-    calls: list[tuple[str, str, str]] = []
+        team.exchange()
+    loops, calls = team.loops, []
 
     def profile(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code

@@ -6,8 +6,6 @@ import thinwire as tw
 from thinwire.address import Address, connect
 from thinwire.transport import Distributed, Elastic, Rendezvous
 
-SECRET = "a secret of many characters"
-
 FORMS = {
     "s3://bucket/first": ("s3://bucket", "first"),
     "gs://bucket/a/b/first.2": ("gs://bucket/a/b", "first.2"),
@@ -65,7 +63,7 @@ REFUSED = {
     "s3://bucket/first?worker=2": "it has no workers.*or neither",
     "s3://bucket/first?workers=2&worker=2": "worker 2 is none of 2.*worker=0 to worker=1",
     "s3://bucket/first?workers=0&worker=0": "worker 0 is none of 0",
-    "s3://bucket/first?workers=two&worker=0": "workers is 'two'",
+    "hub://a-secret@host:29600/first?workers=two&worker=0": "workers is 'two'",
     "s3://bucket/first?workers=&worker=0": "workers is ''",
     "s3://bucket/first?workers=2&worker=-1": "worker is '-1'",
     "s3://bucket/first?wrkers=2&worker=0": "'wrkers' is no setting.*pass workers=NUMBER",
@@ -74,8 +72,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_a_slip_in_an_address_names_the_right_form(text: str) -> None:
-    with pytest.raises(tw.ConfigurationError, match=REFUSED[text]):
+    with pytest.raises(tw.ConfigurationError, match=REFUSED[text]) as refused:
         Address.read(text)
+    assert "a-secret" not in str(refused.value)
 
 
 def test_no_folder_is_made_for_a_run_that_cannot_be(tmp_path) -> None:
@@ -83,12 +82,6 @@ def test_no_folder_is_made_for_a_run_that_cannot_be(tmp_path) -> None:
     with pytest.raises(tw.ConfigurationError, match="call a run 'a/b'"):
         Elastic(f"file://{tmp_path}/runs", run="a/b")
     assert not list(tmp_path.iterdir())
-
-
-def test_no_error_shows_a_token() -> None:
-    with pytest.raises(tw.ConfigurationError) as refused:
-        Address.read(f"hub://{SECRET.replace(' ', '-')}@host:29600/first?workers=x&worker=0")
-    assert "a-secret" not in str(refused.value)
 
 
 def test_the_connection_follows_from_the_address(monkeypatch) -> None:
@@ -109,7 +102,7 @@ def test_the_connection_follows_from_the_address(monkeypatch) -> None:
 
 def test_a_token_in_an_address_is_that_of_the_environment_or_none_is_used(monkeypatch) -> None:
     text = "hub://a-secret-of-many@10.9.0.1:29600/first"
-    monkeypatch.setenv("THINWIRE_TOKEN", SECRET)
+    monkeypatch.setenv("THINWIRE_TOKEN", "a secret of many characters")
     with pytest.raises(tw.ConfigurationError, match="another one than that of THINWIRE_TOKEN"):
         connect(text)
     monkeypatch.setenv("THINWIRE_TOKEN", "a-secret-of-many")
