@@ -138,7 +138,7 @@ def test_descriptions_written_before_say_today_s_names() -> None:
     nested = {"kind": "ByWorkerCount", "table": [[1, describe(tw.outer.GradientAveraging())]]}
     for preset in presets.names():
         made = presets.from_text(preset)
-        today = {"method": made.describe(), "workers": 2, "nested": nested}
+        today = {"method": as_json(made), "workers": 2, "nested": nested}
         before = named_as_before(today)
         assert before["nested"]["table"][0][1]["kind"] == "Direct"
         assert migrate_names(before) == migrate_names(today) == today
