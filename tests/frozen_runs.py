@@ -7,6 +7,7 @@ rounds as the two operations of another do.
 
 import dataclasses
 import hashlib
+import io
 import shlex
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
-from elastic_hub import Player, begin, crew, exchange, finish, flush, inner, train
+from elastic_hub import Player, crew, exchange, flush, train
 from elastic_twin import ElasticHub
 from toy import Team
 
@@ -103,6 +104,14 @@ class Workers(Team):
             "rounds": stats.rounds,
         }
 
+    def states(self) -> list[Any]:
+        """Checkpoints of all workers, through a file."""
+        file = io.BytesIO()
+        pairs = zip(self.models, self.loops, strict=True)
+        torch.save([(model.state_dict(), loop.state_dict()) for model, loop in pairs], file)
+        file.seek(0)
+        return torch.load(file, weights_only=True)
+
     def load(self, states: list[Any], step: int) -> "Workers":
         for (model, outer), mine, loop in zip(states, self.models, self.loops, strict=True):
             loop.load_state_dict(outer)
@@ -153,6 +162,7 @@ METHODS: dict[str, tw.Method] = {
         codec=FOUR_BITS, feedback=FEEDBACK, fragments=tw.Strided(layers=2), overlap=tw.Eager()
     ),
 }
+IN_FLIGHT = ("streaming_diloco:tau=2", "late", "late, reduce-scatter", "eager, late, feedback")
 FILES = {"late": "late.pt", "eager": "eager.pt"}
 STOP, STEPS = 9, 14  # after step 9 fragments are in flight wherever the overlap lets them be
 
@@ -205,26 +215,26 @@ def elastic(name: str, heal: str) -> dict[str, Any]:
     hub.heal_by = heal
     players = team(hub, name, 3)
     train(players, 3 * H - 1)
-    inner(players)
+    _work_to_boundary(players, 1)
     hub.set_members(*(p.node for p in players[:2]))
     exchange(players[:2])
     hub.discards = lambda _: True
     train(players[:2], H)
     hub.discards = lambda _: False
-    train(players[:2], H - 1)
-    inner(players[:2])
+    _work_to_boundary(players[:2])
     hub.set_members(*(p.node for p in players))
     exchange(players)
-    train(players, H - 1)
-    inner(players)
+    _work_to_boundary(players)
     start = partial(Model, shift=1 if heal == "snapshot" else 0)
     new = _works(Player(hub, "new", ELASTIC[name], number=3, build=lambda _: [], model=start))
     everyone = [*players, new]
     hub.set_members(*(p.node for p in everyone))
-    begin(players)
+    for player in players:
+        player.loop.begin()
     new.loop.join()
     share = new.loop.share
-    finish(players)
+    for player in players:
+        player.loop.finish()
     train(everyone, H)
     flush(everyone)
     (outer,) = {p.loop.digest() for p in everyone}
@@ -236,6 +246,12 @@ def elastic(name: str, heal: str) -> dict[str, Any]:
         "rounds": [p.loop.stats.rounds for p in everyone],
         "share": share,
     }
+
+
+def _work_to_boundary(players: list[Player], steps: int = H) -> None:
+    train(players, steps - 1)
+    for player in players:
+        player.inner()
 
 
 # -- run folders -----------------------------------------------------------------------------------

@@ -65,25 +65,37 @@ def test_example_with_two_workers_that_come_and_go(example: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "flags", "resume"),
-    [
-        ("nanogpt_like", [], []),
-        ("nanochat_like", ["--no-compile", "--checkpoint-dir"], ["--resume-from-step", "15"]),
-    ],
-)
-def test_a_script_with_checkpoints_of_its_own_resumes_bit_for_bit(
-    name: str, flags: list[str], resume: list[str], tmp_path: Path
-) -> None:
+def test_the_script_with_checkpoints_of_its_own_resumes_bit_for_bit(tmp_path: Path) -> None:
     """The loop is built after the weights were loaded, in the middle of a round."""
+    text = (FOLDER / "nanogpt_like.py").read_text()
     script = tmp_path / "script.py"
-    text = (FOLDER / f"{name}.py").read_text()
-    # So that the last checkpoint is not that of the end.
     script.write_text(text.replace("if (step + 1) % 15 == 0:", "if step + 1 == 15:"))
-    assert (script.read_text() == text) == bool(resume)
-    command = [sys.executable, str(script), *flags, str(tmp_path)]
+    assert script.read_text() != text
+    command = [sys.executable, str(script), str(tmp_path)]
     straight = ends(start_two(command))
-    assert ends(start_two([*command, *resume])) == straight
+    assert sorted(f.name for f in tmp_path.glob("*.pt")) == ["worker0.pt", "worker1.pt"]
+    assert ends(start_two(command)) == straight
+
+
+@pytest.mark.slow
+def test_the_script_like_nanochat_is_killed_and_resumes_bit_for_bit(tmp_path: Path) -> None:
+    """In the middle of a round, with weights that were loaded before the loop was built."""
+
+    def workers(folder: Path, *more: str) -> list[subprocess.Popen]:
+        command = [sys.executable, str(FOLDER / "nanochat_like.py"), "--no-compile"]
+        return start_two([*command, "--checkpoint-dir", str(folder), *more])
+
+    straight = ends(workers(tmp_path / "straight"))
+    killed = workers(tmp_path / "killed")
+    for process in killed:
+        assert process.stdout is not None
+        assert "saved step 15" in process.stdout.readline()
+    for process in killed:
+        process.kill()
+        process.communicate()
+    # They were killed before they came to the end.
+    assert not list((tmp_path / "killed").rglob("step30.pt"))
+    assert ends(workers(tmp_path / "killed", "--resume-from-step", "15")) == straight
 
 
 @pytest.mark.slow

@@ -32,6 +32,14 @@ def test_workers_that_come_and_go_end_with_the_digest_they_had(name: str, heal: 
     assert runs.elastic(name, heal) == FROZEN[name]
 
 
+@pytest.mark.parametrize("name", runs.IN_FLIGHT)
+def test_a_run_resumed_in_mid_flight_ends_with_the_digest_it_had(name: str) -> None:
+    states = runs.build(name).train(runs.STOP).states()
+    flights = [f for _, outer in states for part in outer["fragments"] for f in part["in_flight"]]
+    assert any(int(flight["round"]) for flight in flights), "nothing is in flight: the test is void"
+    assert runs.finished(runs.build(name).load(states, runs.STOP)) == FROZEN[name]
+
+
 @pytest.mark.parametrize("version", [".", "0.2"])
 @pytest.mark.parametrize("name", runs.FILES)
 def test_a_committed_state_goes_on_to_the_digest_it_had(name: str, version: str) -> None:
@@ -73,13 +81,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_committed_run_goes_on_from_its_checkpoint(folder: Path, command: str, capsys) -> None:
-    run, other = folder / STREAMING, folder / "ddp-seed0" / "summary.json"
-    finished = other.read_text()
+    run = folder / STREAMING
     before = (run / "metrics.jsonl").read_text().splitlines()
     assert (len(before), (run / "summary.json").exists()) == (7, False)
     assert main(COMMANDS[command]) == 0
-    told = capsys.readouterr().out
-    assert ("continues from step 5" in told) == (command == "train")
+    assert ("continues from step 5" in capsys.readouterr().out) == (command == "train")
     after = (run / "metrics.jsonl").read_text().splitlines()
     assert after[:5] == before[:5]
     # Matrices are multiplied from here on: the last bits are those of the machine.
@@ -89,10 +95,13 @@ def test_a_committed_run_goes_on_from_its_checkpoint(folder: Path, command: str,
     assert summary["val_loss"] == pytest.approx(5.4987, abs=1e-3)
     assert (summary["steps"], summary["sent_bytes_per_worker"]) == (12, 2154)
     assert json.loads(after[-1])["rounds"] == 6, "what was in flight was lost"
-    if command == "train":
-        return
-    assert "left out" not in told
-    assert other.read_text() == finished, "it was run again"
+
+
+def test_committed_runs_are_compared_and_shown_in_a_report(folder: Path, capsys) -> None:
+    finished = (folder / "ddp-seed0" / "summary.json").read_text()
+    assert main(runs.COMPARE) == 0
+    assert "left out" not in capsys.readouterr().out
+    assert (folder / "ddp-seed0" / "summary.json").read_text() == finished, "it was run again"
     rows = json.loads((folder / "statistics.json").read_text())["rows"]
     losses = {name: row["val_loss"]["mean"] for name, row in rows.items()}
     frozen = {"ddp": json.loads(finished)["val_loss"], "streaming_diloco:tau=2": 5.4987}

@@ -1,8 +1,8 @@
-import contextlib
 import copy
 import dataclasses
 import gc
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -47,6 +47,27 @@ def test_exchanges_happen_every_h_steps_and_bytes_are_counted() -> None:
     assert lone.peak_sent_bytes_per_step == 0
 
 
+@pytest.mark.parametrize(
+    ("preset", "workers"), [(name, [2, 3, 5][n % 3]) for n, name in enumerate(tw.presets.names())]
+)
+def test_all_workers_agree_bit_for_bit_after_every_round(preset: str, workers: int) -> None:
+    method = tw.presets.by_name(preset)()
+    if isinstance(method.fragments, tw.Strided):  # a toy has no stack of layers
+        method = dataclasses.replace(method, fragments=tw.Balanced(count=2))
+    team = Team(method, adamw, workers)
+    for _ in range(2):
+        team.train(method.sync_every)
+        for loop in team.loops:
+            loop.evaluating()
+        agreed = {tw.digest(loop.consensus()) for loop in team.loops}
+        assert len(agreed) == 1
+        if method.outer.has_own_anchors:
+            continue
+        assert agreed == {*team.digests()}
+        live = [[p.detach() for p in m.parameters()] for m in team.models[:2]]
+        assert same_bits(*live) == (method.overlap == tw.Delay())
+
+
 N, E = 4 * 2 * 64 * 128, 4 * 64 * 64  # of hidden matrices, and of an embedding
 
 
@@ -69,26 +90,38 @@ def test_memory_is_counted_by_what_it_is_for(method, expected) -> None:
     assert team.loops[0].memory() == dict(zip(names, expected, strict=True))
 
 
-@pytest.mark.parametrize("method", [tw.presets.ddp(), diloco()], ids=lambda method: method.name)
-def test_two_workers_in_threads_follow_optimizers_whose_list_counts_as_one(method) -> None:
-    """The training loop stays as it was, and the end of the block sends what is left."""
+def train_in_threads(method: tw.Method, build, steps: int, *, follow: bool) -> list[list]:
+    """Two workers, each an ordinary training script in a thread of its own."""
     transports = tw.transport.in_process(2, timeout_s=20)
     # Built here: torch's generator, which the weights come from, belongs to all threads.
     models = [build_model() for _ in range(2)]
 
     def script(rank: int) -> list[torch.Tensor]:
-        model, parts = models[rank], list(models[rank].parameters())
-        optimizers = [torch.optim.SGD(part, lr=0.1) for part in (parts[:2], parts[2:])]
-        with tw.OuterLoop(model, optimizers, method, transport=transports[rank]) as outer:
-            for step in range(12):
-                descend(loss(model, step, rank, workers=2), *optimizers)
+        model = models[rank]
+        optimizer = build(model)
+        outer = tw.OuterLoop(model, optimizer, method, transport=transports[rank])
+        with outer if follow else nullcontext():
+            for step in range(steps):
+                descend(loss(model, step, rank, workers=2), optimizer)
+                if not follow:
+                    outer.step()
+        if not follow:
+            outer.flush()
         return list(outer.consensus().values())
 
     with ThreadPoolExecutor(2) as threads:
-        found = list(threads.map(script, range(2)))
-    expected = Team(method, sgd, 2).train(12).flush().anchor()
-    assert same_bits(found[0], expected)
-    assert same_bits(found[1], expected)
+        return list(threads.map(script, range(2)))
+
+
+@pytest.mark.parametrize("preset", ["ddp", "diloco", "muloco"])
+def test_as_a_context_manager_the_training_loop_stays_as_it_was(preset: str) -> None:
+    method = tw.presets.by_name(preset)()
+    if preset != "ddp":
+        method = tw.presets.by_name(preset)(sync_every=4)
+    followed = train_in_threads(method, adamw, 11, follow=True)
+    called = train_in_threads(method, adamw, 11, follow=False)
+    assert same_bits(followed[0], called[0])
+    assert same_bits(followed[0], followed[1])
 
 
 def test_entering_twice_is_refused_and_counts_no_step_twice() -> None:
@@ -96,22 +129,37 @@ def test_entering_twice_is_refused_and_counts_no_step_twice() -> None:
     with outer:
         with pytest.raises(tw.ConfigurationError, match="would count twice"):
             outer.__enter__()
-        with pytest.raises(tw.ConfigurationError, match="count twice"):
-            outer.step()
-        descend(loss(model, 0, 0), optimizer)
+        loss(model, 0, 0).backward()
+        optimizer.step()
         assert outer.stats.rounds == 0
     assert outer.stats.rounds == 1
-    with pytest.raises(tw.ConfigurationError, match="use a closed outer loop"):
-        outer.__enter__()
 
 
 def test_an_error_in_the_with_block_sends_nothing_more() -> None:
     """The others may be gone, or wait for something else."""
     model, optimizer, outer = alone(diloco(sync_every=2), sgd)
-    with contextlib.suppress(KeyError), outer:
-        descend(loss(model, 0, 0), optimizer)
-        raise KeyError
+
+    def train() -> None:
+        with outer:
+            loss(model, 0, 0).backward()
+            optimizer.step()
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        train()
     assert outer.stats.rounds == 0
+
+
+def test_a_list_of_optimizers_counts_as_one() -> None:
+    for method in (tw.presets.ddp(), diloco()):
+        model = build_model()
+        parts = list(model.parameters())
+        optimizers = [torch.optim.SGD(part, lr=0.1) for part in (parts[:2], parts[2:])]
+        with tw.OuterLoop(model, optimizers, method) as outer:
+            for step in range(10):
+                descend(loss(model, step, 0), *optimizers)
+        expected = Team(method, sgd, 1).train(10).anchor()
+        assert same_bits(list(outer.consensus().values()), expected)
 
 
 def test_ddp_uses_the_learning_rate_of_the_moment_the_gradient_was_taken() -> None:
@@ -218,21 +266,29 @@ def test_two_ddp_loops_share_no_optimizer_and_one_that_is_gone_or_refused_lets_g
     assert moved(model, optimizer)
 
 
-def test_a_closed_loop_is_not_stepped() -> None:
+def test_a_closed_loop_is_not_stepped_and_one_that_follows_not_by_hand() -> None:
     _, _, outer = alone(diloco(), sgd)
     digest = outer.digest()
     outer.close()
-    for step in (outer.step, outer.begin, outer.__enter__):
+    for step in (outer.step, outer.begin):
         with pytest.raises(tw.ConfigurationError, match="use a closed outer loop"):
             step()
     outer.close()
     assert (outer.digest(), outer.inner_step) == (digest, 0)
+    with alone(diloco(), sgd)[2] as outer:
+        with pytest.raises(tw.ConfigurationError, match="count twice"):
+            outer.step()
+        outer.flush()
+    with pytest.raises(tw.ConfigurationError, match="use a closed outer loop"):
+        outer.__enter__()
 
 
 def test_an_evaluation_that_is_never_ended_leaves_the_outer_parameters() -> None:
     """A trainer's last one: nothing is put back when the interpreter ends."""
-    model, optimizer, loop = alone(diloco(sync_every=10))
-    descend(loss(model, 0, 0), optimizer)
+    model = build_model()
+    loop = tw.OuterLoop(model, optimizer := adamw(model), diloco(sync_every=10))
+    loss(model, 0, 0).backward()
+    optimizer.step()
     loop.evaluating().__enter__()
     outer = [p.detach().clone() for p in model.parameters()]
     loop.close()
@@ -278,10 +334,15 @@ def connect(methods, models) -> None:
         tw.OuterLoop(model, [], method, transport=transport)
 
 
-def half_frozen(value: complex = 1.0) -> nn.Module:
-    model = build_model()
-    model.frozen = nn.Parameter(torch.full((3,), value), requires_grad=False)
-    return model
+def other_shapes() -> list[nn.Module]:
+    return [nn.Linear(2, 2), nn.Linear(3, 2)]
+
+
+def complex_frozen() -> list[nn.Module]:
+    models = [half_frozen(), half_frozen()]
+    for sign, model in zip((1, -1), models, strict=True):
+        model.turns = nn.Parameter(torch.tensor([1 + sign * 1j]), requires_grad=False)
+    return models
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,11 +359,11 @@ class Mine(tw.inner.InnerOptimizer):
         ({"sync_every": 6}, None, r"method\.sync_every.*worker 0 has 5 and worker 1 has 6"),
         ({"fragments": tw.Balanced(count=2)}, None, r"method\.fragments"),
         ({"inner": Mine(0.2)}, None, r"method\.inner"),
-        ({}, lambda: [nn.Linear(2, 2), nn.Linear(3, 2)], r"parameters\.weight.*\[2, 2\].*\[2, 3\]"),
+        ({}, other_shapes, r"parameters\.weight.*\[2, 2\].*\[2, 3\]"),
         ({}, lambda: [build_model(0), build_model(1)], r"initial weights.*seed all workers alike"),
         # These never travel, so that no later check would find it.
         ({}, lambda: [half_frozen(), half_frozen(2.0)], r"frozen weights.*load the same weights"),
-        ({}, lambda: [half_frozen(1 + 1j), half_frozen(1 - 1j)], "frozen weights"),
+        ({}, complex_frozen, "frozen weights"),
     ],
 )
 def test_workers_that_differ_are_told_in_what(fields, models, told: str) -> None:
@@ -315,6 +376,12 @@ def test_workers_that_are_alike_are_taken() -> None:
     connect([diloco(), diloco(name="mine")], [build_model(), build_model()])
     connect([diloco()] * 2, [half_frozen(), half_frozen()])
     connect([diloco(inner=Mine(0.1)), diloco(inner=Mine(0.1))], [build_model(), build_model()])
+
+
+def half_frozen(value: float = 1.0) -> nn.Module:
+    model = build_model()
+    model.frozen = nn.Parameter(torch.full((3,), value), requires_grad=False)
+    return model
 
 
 def test_a_worker_that_is_resumed_may_have_frozen_weights_of_its_own() -> None:

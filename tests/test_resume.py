@@ -15,7 +15,7 @@ FEEDBACK = tw.ErrorFeedback()
 GATHER = tw.Gather()
 SCATTER = tw.ReduceScatter()
 OWNERS = tw.ReduceScatter(owner_feedback=FEEDBACK)
-SYNC_EVERY, STEPS, WORKERS = 4, 9, 3
+SYNC_EVERY, STEPS, WORKERS = 4, 10, 3
 
 
 def diloco(**fields) -> tw.Method:
@@ -104,10 +104,9 @@ def undisturbed() -> Callable[[str], tuple[list[list[State]], dict[str, Any]]]:
     ("name", "outer_device"), [(name, [None, "cpu"][n % 2]) for n, name in enumerate(METHODS)]
 )
 def test_a_run_goes_on_from_any_step(undisturbed, name: str, outer_device: str | None) -> None:
-    """In the middle of a round one step is like another, unless something is in flight."""
     saved, expected = undisturbed(name)
-    for done in range(1, STEPS, 1 if name in IN_FLIGHT else SYNC_EVERY - 1):
-        again = build(METHODS[name], outer_device).load(copy.deepcopy(saved[done - 1]))
+    for done, states in enumerate(saved, start=1):
+        again = build(METHODS[name], outer_device).load(copy.deepcopy(states))
         again.train(STEPS - done, first=done)
         assert outcome(again) == expected, f"after step {done}"
 
@@ -115,7 +114,7 @@ def test_a_run_goes_on_from_any_step(undisturbed, name: str, outer_device: str |
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize(
     "name",
-    [OWNED, "noloco, 2 bits", "streaming, 2 bits", "eager, 2 bits"],
+    ["diloco", OWNED, "noloco, 2 bits", "streaming, 2 bits", "eager, 2 bits"],
 )
 def test_a_run_goes_on_from_a_distributed_checkpoint(
     undisturbed, name: str, tmp_path: Path
@@ -174,8 +173,9 @@ def test_with_another_number_of_workers_the_outer_parameters_go_on(
     before = build(METHODS[name]).load(copy.deepcopy(saved[6])).loops[0].digest()
     again = Team(METHODS[name], adamw, workers).load(states)
     assert {loop.digest() for loop in again.loops} == {before}
-    (after,) = set(outcome(again.train(5, first=7))["outer parameters"])
-    assert after != before
+    outer_parameters = outcome(again.train(5, first=7))["outer parameters"]
+    assert len(set(outer_parameters)) == 1
+    assert outer_parameters[0] != before
 
 
 def test_work_that_was_in_flight_is_sent_again_even_if_nothing_is_trained_after_it() -> None:
