@@ -86,8 +86,7 @@ def test_every_choice_is_the_same_on_a_command_line_in_python_and_for_the_planne
             assert found is None or found == planned.traffic(choice.method())
 
 
-@pytest.mark.parametrize("workers", [2, 4, 9])
-@pytest.mark.parametrize("bits_per_s", [2e7, 1e8, 1e9, 1e12])
+@pytest.mark.parametrize(("workers", "bits_per_s"), [(2, 2e7), (9, 2e7), (4, 1e8), (2, 1e12)])
 def test_what_is_advised_reaches_the_target_by_the_planner_s_own_account(workers, bits_per_s):
     planned = job(workers=workers, bits_per_s=bits_per_s)
     advice = advise(planned, target=0.9)
@@ -104,13 +103,8 @@ def test_what_is_advised_reaches_the_target_by_the_planner_s_own_account(workers
 # first advice and its bytes a round.
 SITUATIONS = [
     (50e6, 12, 2, 4.0, 20, 30, "muloco:bits=2:sync_every=15", 12_597_728),
-    (150e6, 12, 2, 1.0, 100, 20, "muloco:parameters=150e6:bits=2:sync_every=30", 37_793_040),
     (150e6, 12, 4, 1.0, 10, 50, "sparseloco:density=1/128:sync_every=40", 1_757_881),
-    (400e6, 24, 4, 1.0, 100, 50, "muloco:parameters=400e6:bits=1:sync_every=128", 50_390_692),
-    (1e9, 24, 2, 0.8, 1_000, 50, "muloco:parameters=1e9:bits=2:sync_every=30", 251_953_192),
     (1e9, 24, 8, 2.0, 200, 60, "muloco:parameters=1e9:bits=1:sync_every=200", 125_976_628),
-    (3e9, 32, 4, 2.0, 1_000, 80, "muloco:parameters=3e9:bits=1:sync_every=50", 377_929_752),
-    (7e9, 32, 2, 5.0, 500, 100, "muloco:parameters=7e9:bits=1:sync_every=30", 881_836_004),
     (10e9, 48, 2, 0.8, 10_000, 50, "muloco:parameters=10e9:bits=2:sync_every=30", 2_519_531_320),
     (70e9, 80, 2, 10.0, 10_000, 40, "muloco:bits=2:sync_every=15", 17_636_718_816),
 ]
@@ -119,13 +113,11 @@ SITUATIONS = [
 @pytest.mark.parametrize(
     ("n", "layers", "workers", "step_s", "mbit", "ms", "text", "nbytes"), SITUATIONS
 )
-def test_ten_situations_by_arithmetic(n, layers, workers, step_s, mbit, ms, text, nbytes):
+def test_situations_by_arithmetic(n, layers, workers, step_s, mbit, ms, text, nbytes):
     link, compute = Link.of(mbit * 1e6, latency_s=ms / 1e3), Compute(step_s=step_s)
     (first, *_) = advise(job(n, layers, workers, compute=compute, link=link)).recommended
-    assert (first.choice.text, first.forecast.down_bytes_per_round) == (
-        text,
-        (workers - 1) * nbytes,
-    )
+    found = (first.choice.text, first.forecast.down_bytes_per_round)
+    assert found == (text, (workers - 1) * nbytes)
     exchange_s = (workers - 1) * (ms / 1e3 + 8 * nbytes / (mbit * 1e6))
 
     def share(every: int) -> float:
@@ -167,7 +159,7 @@ def test_what_would_have_to_change_does_change_it():
     longer = changes["sync-every"]
     assert busy(slow, longer.choice) >= 0.9
     assert busy(slow, replace(longer.choice, sync_every=int(longer.value / 1.03))) < 0.9
-    many = job(workers=64, bits_per_s=1e7)
+    many = job(workers=12, bits_per_s=1e7)
     fewer = {change.quantity: change for change in advise(many).changes}["workers"]
     assert advise(replace(many, workers=int(fewer.value))).recommended
 
@@ -191,9 +183,10 @@ def test_h_of_the_user_is_kept_and_methods_that_cannot_be_run_are_not_advised():
     assert {one.choice.preset for one in found} == {"streaming_diloco", "streaming_muloco"}
 
 
-@pytest.mark.parametrize("accelerators", [1, 8])
-@pytest.mark.parametrize("price", [None, Prices(egress_per_gb=0.09)])
-@pytest.mark.parametrize("bits_per_s", [1e8, 1e15])
+@pytest.mark.parametrize(
+    ("accelerators", "price", "bits_per_s"),
+    [(8, None, 1e8), (1, Prices(egress_per_gb=0.09), 1e15)],
+)
 def test_lines_that_are_pasted_are_read_by_the_command_line(accelerators, price, bits_per_s):
     topology = TOPOLOGIES["ring" if price is None else "star"]
     planned = job(bits_per_s=bits_per_s, prices=price, topology=topology)

@@ -16,7 +16,7 @@ from thinwire.plan.calibration import calibrate
 from thinwire.plan.link import Link
 from thinwire.plan.simulate import simulate
 
-METHODS = ("diloco", "streaming_diloco:tau=2", "muloco:bits=2", "sparseloco", "ddp")
+METHODS = ("diloco", "streaming_diloco:tau=2", "muloco:bits=2", "ddp")
 NO_LIMIT = Link.of(math.inf)
 
 

@@ -63,13 +63,6 @@ def test_a_run_takes_what_the_equation_says(fields) -> None:
             check_wall(one, steps=steps)
 
 
-def test_the_equation_without_overlap_is_the_one_on_paper() -> None:
-    scenario = one_message()
-    hop_s = 0.017 + 8 * 12_347 / 3e5
-    coding_s = 1009 * (3e-5 + 3 * 7e-6 + 2e-6)
-    assert same(simulate(scenario, steps=14).wall_s, 14 * 0.13 + 2 * (2 * hop_s + coding_s))
-
-
 def step_by_step(scenario: Scenario, *, steps: int) -> list[float]:
     """The time at the end of every step, once what is due was encoded."""
     sent = scenario.traffic

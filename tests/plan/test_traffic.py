@@ -98,12 +98,14 @@ def preset(name: str, **fields) -> tw.Method:
     return tw.presets.by_name(name)(**given | fields)
 
 
-@pytest.mark.slow_cases(*(f"{name}-8" for name in tw.presets.names()))
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])
+@pytest.mark.slow_cases("odd-8", "wide-8")
 @pytest.mark.parametrize("name", tw.presets.names())
+@pytest.mark.parametrize(
+    ("model", "workers"),
+    [("odd", 1), ("wide", 2), ("odd", 3), ("wide", 5), ("odd", 8), ("wide", 8)],
+)
 def test_presets(name: str, workers: int, model: str) -> None:
-    for steps in (0, 4, 5, 13):
+    for steps in (0, 5, 13):
         check(preset(name), MODELS[model], workers, steps)
 
 
@@ -150,7 +152,7 @@ OVERLAPS = {"none": tw.Delay(), "tau": tw.Delay(tau=4, mixing=0.5), "eager": tw.
 @pytest.mark.parametrize("fragments", FRAGMENTS)
 def test_fragments_and_overlaps(fragments: str, overlap: str) -> None:
     method = preset("diloco", fragments=FRAGMENTS[fragments], overlap=OVERLAPS[overlap])
-    for steps in (1, 2, 3, 9, 14):
+    for steps in (1, 3, 14):
         plans = check(method, Odd, 2, steps)
         assert plans[0].tau == {"none": 0, "tau": 4, "eager": 5}[overlap]
 
@@ -164,16 +166,6 @@ def test_shards_of_workers_differ_and_are_cut_from_the_order_of_the_wire() -> No
     plans = check(sharded, Odd, 3, 5)
     assert len({p.sent_after(5) for p in plans}) > 1
     assert len({p.received_after(5) for p in plans}) > 1
-
-
-def test_automatic_changes_its_mind_with_k_and_a_lone_worker_sends_nothing() -> None:
-    shape = Shape.of_model(wide())
-    kinds = {k: traffic(preset("diloco"), shape, workers=k).messages[0].exchange for k in (4, 5)}
-    assert kinds == {4: "gather", 5: "reduce_scatter"}
-    sparse = traffic(preset("sparse_muloco"), shape, workers=8)
-    assert sparse.messages[0].exchange == "gather"
-    plan = traffic(preset("diloco"), shape, workers=1)
-    assert (plan.sent_after(99), plan.received_after(99), plan.peak_sent_per_step) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
