@@ -52,24 +52,21 @@ def status(capsys, *where: str) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.slow_cases("file", "variable")
-@pytest.mark.parametrize("token", ["none", "variable", "file"])
-def test_two_workers_that_share_a_folder_end_as_one_run(
-    tiny, tmp_path, capsys, monkeypatch, token: str
-) -> None:
-    monkeypatch.setenv("THINWIRE_TOKEN", SECRET if token == "variable" else "")
+@pytest.mark.slow_cases("file")
+@pytest.mark.parametrize("token", ["none", "file"])
+def test_two_workers_that_share_a_folder_end_as_one_run(tiny, tmp_path, capsys, token: str) -> None:
     (tmp_path / "token.txt").write_text(SECRET)
     (tmp_path / "token.txt").chmod(0o600)
     given = ["--token-file", str(tmp_path / "token.txt")] if token == "file" else []
     place = f"file://{tmp_path}/shared/r"
-    with Team(tmp_path, tiny("diloco", steps=15), place) as team:
+    with Team(tmp_path, tiny("diloco", steps=10), place) as team:
         team.start("a", "--min-workers", "2", *given)
         team.start("b", "--min-workers", "2", *given)
         summaries = team.finish()
     assert len({summary["outer_digest"] for summary in summaries.values()}) == 1
     assert all(summary["requests"]["puts"] for summary in summaries.values())
     told = status(capsys, place, *given)
-    assert (told["run"]["over"], told["run"]["step"], told["run"]["version"]) == (True, 15, 3)
+    assert (told["run"]["over"], told["run"]["step"], told["run"]["version"]) == (True, 10, 2)
     assert [worker["identity"].split("@")[0] for worker in told["workers"]] == ["a", "b"]
     assert {worker["state"] for worker in told["workers"]} == {"finished"}
     assert all(worker["metrics"]["loss"] > 0 for worker in told["workers"])
@@ -91,16 +88,12 @@ def read_only(monkeypatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("store", ["folder", "s3"])
 def test_one_is_killed_and_comes_back_and_a_third_joins(
-    tiny, tmp_path, capsys, monkeypatch, request, store: str
+    tiny, tmp_path, capsys, monkeypatch, as_admin
 ) -> None:
-    config, place = tiny("diloco", steps=600), f"file://{tmp_path}/shared/r"
-    if store == "s3":
-        request.getfixturevalue("as_admin")
-        monkeypatch.setenv("THINWIRE_TOKEN", SECRET)
-        config, place = tiny("muloco:bits=2", steps=600), f"s3://run/{tmp_path.name}/r"
-    with Team(tmp_path, config, place) as team:
+    monkeypatch.setenv("THINWIRE_TOKEN", SECRET)
+    place = f"s3://run/{tmp_path.name}/r"
+    with Team(tmp_path, tiny("muloco:bits=2", steps=600), place) as team:
         team.start("a", "--min-workers", "2")
         team.start("b", "--min-workers", "2")
         saved = "b/checkpoints/step-*.json"
@@ -121,12 +114,8 @@ def test_one_is_killed_and_comes_back_and_a_third_joins(
     assert {who.split("@")[0] for event in came for who in event["who"]} >= {"b", "c"}
     assert any(event["kind"] == "healed" for event in team.events("c"))
     assert (tmp_path / "c" / "model" / "config.json").exists()
-    if store == "s3":  # reading is enough to look
-        read_only(monkeypatch)
-        assert status(capsys, place)["run"]["over"]
-
-
-# -- what is refused -------------------------------------------------------------------------------
+    read_only(monkeypatch)  # is enough to look
+    assert status(capsys, place)["run"]["over"]
 
 
 def refused(capsys, arguments: list[str]) -> str:
@@ -211,18 +200,11 @@ ALONE = "one torchrun are one worker, which ends with any of them; do: start one
         ("join memory://", "the name of a run is missing", ""),
         ("join 127.0.0.1:1", "it has no scheme; do: pass tcp://HOST:PORT", ""),
         (f"{RUN} --worker-size 2", ALONE, ""),
-        ("join memory:///r,s", "'r,s'", ""),
         (f"{RUN} --patience 0", "patience=0", ""),
         (f"{RUN} --token-file nowhere", "nowhere", ""),
         (f"{RUN} --method noloco", "every worker has its own outer parameters", ""),
-        (
-            f"{RUN} --method ddp --sync-every 1",
-            "by GradientAveraging where workers come and go",
-            "",
-        ),
+        (f"{RUN} --method ddp --sync-every 1", "by GradientAveraging where workers come", ""),
         (f"{RUN} --identity a\nb", "call a worker", ""),
-        ("join tape://here/r", "'tape' is no scheme", ""),
-        ("join http://127.0.0.1:1/run/r", "'http' is no scheme", ""),
         (RUN, "--worker-size 1 in 2 processes", "2"),
         (f"{RUN} --worker-size 3 --global-batch 12", "--worker-size 3 in 2 processes", "2"),
         (f"{RUN} --asynchronous", f"{RUN} with --asynchronous", ""),
@@ -234,12 +216,7 @@ ALONE = "one torchrun are one worker, which ends with any of them; do: start one
         (f"{RUN}?workers=3&worker=0", "join with --workers 2 at memory:///r?workers=3", ""),
         ("join tcp://h:1?workers=2&worker=0 --asynchronous", "have numbers, and a store", ""),
         (ONE, "--worker-size 1 in 2 processes", "2"),
-        ("status memory://", "the name of a run is missing", ""),
-        ("status 127.0.0.1:1", "it has no scheme; do: pass tcp://HOST:PORT", ""),
-        ("doctor 127.0.0.1:1", "it has no scheme; do: pass tcp://HOST:PORT", ""),
         ("status tcp://127.0.0.1:1?workers=2&worker=0", "tcp:// has no store", ""),
-        ("status tape://here/r", "'tape' is no scheme", ""),
-        ("status memory:///r,s", "'r,s'", ""),
         ("status memory:///r", "nothing of that name", ""),
     ],
 )

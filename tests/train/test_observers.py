@@ -1,7 +1,7 @@
 import io
 import re
 import sys
-import types
+from unittest import mock
 
 import pytest
 from rich.console import Console
@@ -32,17 +32,22 @@ RECORD = {
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_the_display_shows_a_record_and_a_title_that_looks_like_markup(terminal: bool) -> None:
-    out = io.StringIO()
+    out, log = io.StringIO(), EventLog()
     console = Console(file=out, force_terminal=terminal, width=80)
     display = Terminal(console, title="mine[/red][bold]", steps=10)
+    forward_events(log, [display])
     display.record(RECORD)
     # Without a terminal only evaluations are printed.
     assert terminal or "loss" not in out.getvalue()
+    for kind in ("left", "committed"):  # rounds are counted, and not told
+        log.note(kind, round=2, who=("bob",), why="it did not come", lost_s=5.2)
     display.record(RECORD | {"val_loss": 2.25})
     display.close()
     for shown in ("5/10", "2.5000", "2.2500", "1,234", "2 rounds", "1.5 MB", "4.5 MB", "0.2 s"):
         assert shown in out.getvalue()
     assert "mine[/red][bold]" in out.getvalue()
+    assert out.getvalue().count("round 2: left bob it did not come (5.2 s lost)") == 1
+    assert "committed" not in out.getvalue()
 
 
 @pytest.mark.parametrize("colour", [True, False])
@@ -97,72 +102,44 @@ def test_tensorboard_reads_every_field_of_every_worker(tmp_path) -> None:
         assert {scalar.step for (scalar,) in found.values()} == {5}
 
 
-class FakeTracker(types.ModuleType):
-    """A library that is called as wandb and trackio are; keeps what it is given."""
-
-    def __init__(self, *, fails: str = "") -> None:
-        super().__init__("tracker")
-        self.fails, self.described = fails, {}
-        self.logged: list[tuple[dict, int]] = []
-        self.finished = 0
-
-    def init(self, project: str, name=None, group=None, config=None, resume="never"):
-        if self.fails:
-            raise ValueError(self.fails)
-        self.described = {"project": project, "name": name, "group": group, "resume": resume}
-        self.described["config"] = config
-        return self
-
-    def log(self, metrics: dict, step: int | None = None) -> None:
-        assert step is not None
-        self.logged.append((metrics, step))
-
-    def finish(self) -> None:
-        self.finished += 1
-
-
 ABOUT = {"name": "amsterdam", "group": "h:1", "config": {"steps": 10}}
 
 
 @pytest.mark.parametrize("package", ["wandb", "trackio"])
 def test_a_tracker_gets_every_record_with_its_step_or_says_why_not(package, monkeypatch) -> None:
-    client = FakeTracker()
+    client = mock.Mock()
+    client.init.return_value = client
     monkeypatch.setitem(sys.modules, package, client)
     observer = tracker(package, "project", **ABOUT)
     observer.record(RECORD)
-    assert client.finished == 0
+    client.finish.assert_not_called()
     observer.close()
-    assert client.described == {"project": "project", "resume": "never", **ABOUT}
-    assert client.logged == [(WRITTEN, 5)]
-    assert client.finished == 1
+    client.init.assert_called_once_with(project="project", **ABOUT)
+    client.log.assert_called_once_with(WRITTEN, step=5)
+    client.finish.assert_called_once_with()
+    failing = mock.Mock(**{"init.side_effect": ValueError("a write\ntoken is missing.")})
     for there, said in (
         (None, f"pip install {package}"),
-        (FakeTracker(fails="a write\ntoken is missing."), "project 'p'.*a write token is missing;"),
+        (failing, "project 'p'.*a write token is missing;"),
     ):
         monkeypatch.setitem(sys.modules, package, there)
         with pytest.raises(tw.ConfigurationError, match=said):
             tracker(package, "p", **ABOUT)
 
 
-class Listener(Observer):
-    def __init__(self) -> None:
-        self.heard: list[str] = []
-
-    def record(self, record) -> None:
-        raise AssertionError("an event is no record")
-
-    def event(self, event) -> None:
-        self.heard.append(event.why)
-
-
 def test_every_event_is_told_once_in_order_also_those_kept_from_before() -> None:
-    log, listeners = EventLog(), [Listener(), Listener()]
+    log, listeners = EventLog(), [mock.Mock(spec=Observer), mock.Mock(spec=Observer)]
+
+    def heard() -> list[list[str]]:
+        return [[call.args[0].why for call in each.event.call_args_list] for each in listeners]
+
     log.note("joined", round=0, why="first")
     forward_events(log, listeners)
-    assert [listener.heard for listener in listeners] == [["first"]] * 2
+    assert heard() == [["first"]] * 2
     log.note("committed", round=1, why="second")
     log.note("left", round=1, why="third")
-    assert [listener.heard for listener in listeners] == [["first", "second", "third"]] * 2
+    assert heard() == [["first", "second", "third"]] * 2
+    assert not any(each.record.called for each in listeners)
     assert [event.why for event in log.events] == ["first", "third"]
 
 

@@ -46,11 +46,6 @@ def test_windows_do_not_straddle_shards_of_which_some_are_mapped(tmp_path: Path)
     assert windows.rows(range(len(windows)))[:, 0].tolist() == [0, 5, 200, 205, 210]
 
 
-def test_one_window_is_read_for_ever():
-    batches = make_windows(1, spare=3).batches(0, 1, 2, seed=0)
-    assert all(window_numbers(batch) == [0, 0] for batch in take(batches, 3))
-
-
 @pytest.mark.parametrize("count", [1, 2, 13, 16])
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_every_epoch_reads_every_window_once(count, workers):
@@ -100,17 +95,6 @@ def test_resume_is_bit_equal_wherever_it_stops(stop):
         assert torch.equal(expected, got)
 
 
-def test_more_workers_may_resume():
-    windows = make_windows(13)
-    whole = take(windows.batches(0, 1, 4, seed=5), 8)
-    two = windows.batches(0, 2, 4, seed=5)
-    take(two, 5)
-    four = [windows.batches(k, 4, 4, seed=5) for k in range(4)]
-    for batches in four:
-        batches.load_state_dict(two.state_dict())
-    assert torch.equal(torch.cat([next(batches) for batches in four]), whole[5])
-
-
 @pytest.mark.parametrize(
     ("count", "global_batch", "seed", "field"),
     [(13, 4, 6, "seed"), (13, 8, 5, "global_batch"), (12, 4, 5, "windows")],
@@ -150,9 +134,6 @@ def test_validation_windows_are_distinct_and_spread(count, tmp_path: Path):
     assert len(numbers) == len(set(numbers)) == min(count, 11)
     gaps = np.diff([*numbers, 11])
     assert gaps.max() - gaps.min() <= 1
-
-
-# -- shares, for elastic workers -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [1, 2, 13, 24, 101])

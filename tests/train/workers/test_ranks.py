@@ -12,12 +12,10 @@ from transformers import AutoModelForCausalLM
 
 import thinwire as tw
 from thinwire.cli import main
-from thinwire.cli.flags import TrainFlags
 from thinwire.exchange.message import HEADER_NBYTES
 from thinwire.train import recipes
 from thinwire.train.config import Intervals, Runtime, TrainConfig, WarmupCosine
 from thinwire.train.data import Data
-from thinwire.train.launch import resolve
 from thinwire.train.models import Model
 from thinwire.train.trainer import train
 from thinwire.train.workers.ranks import load_model
@@ -26,17 +24,10 @@ from training import records, run_ranked, start_ranked, summary
 pytestmark = pytest.mark.slow
 
 RANKS, WORKER_SIZE, STEPS = 4, 2, 12
-# Two ranks cannot share its sizes evenly.
 MODEL = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 257,
-    "hidden_size": 20,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "intermediate_size": 33,
-    "max_position_embeddings": 64,
+    **{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 257},
+    **{"hidden_size": 20, "num_hidden_layers": 3, "num_attention_heads": 2},
+    **{"num_key_value_heads": 1, "intermediate_size": 33, "max_position_embeddings": 64},
     "tie_word_embeddings": True,
 }
 
@@ -163,9 +154,6 @@ def test_a_killed_rank_ends_the_others_and_all_resume_bit_for_bit(
     assert [r["loss"] for r in records(out)] == [r["loss"] for r in records(sharded)]
 
 
-# -- what cannot be -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("flags", "ranks", "words"),
     [
@@ -185,21 +173,6 @@ def test_ranks_that_are_no_whole_workers_are_refused(
     assert main(["train", *flags.split()]) == 1
     error = capsys.readouterr().err
     assert all(word in error for word in words)
-
-
-@pytest.mark.parametrize(("ranks", "size", "workers"), [(4, 2, 2), (3, 3, 1), (7, 1, 7)])
-def test_the_batch_has_to_fit_the_workers_there_are(
-    monkeypatch, ranks: int, size: int, workers: int
-) -> None:
-    """And not those that the recipe was written for."""
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", str(ranks))
-    flags = TrainFlags(worker_size=size, global_batch=2 * ranks)
-    config = resolve(flags.train_config())
-    assert (config.workers, config.machine.worker_size) == (workers, size)
-
-
-# -- states ---------------------------------------------------------------------------------------
 
 
 def test_a_shard_does_not_go_into_a_whole_tensor() -> None:
