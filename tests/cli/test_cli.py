@@ -17,6 +17,7 @@ from thinwire.cli.flags import RunFlags, TrainFlags, changes_of, default_out, gi
 from thinwire.errors import MismatchError
 from thinwire.handshake import flatten_description
 from thinwire.train.config import TrainConfig
+from thinwire.train.launch import resolve
 from thinwire.train.recipes import laptop
 from thinwire.version import __version__
 
@@ -95,56 +96,68 @@ SMALL = [
 ]  # fmt: skip
 
 
-def test_train_says_what_it_wrote_and_where(tmp_path, monkeypatch, capsys) -> None:
+def test_train_says_what_it_wrote_and_where_and_is_repeated_by_its_file(
+    tmp_path, monkeypatch, capsys
+) -> None:
     monkeypatch.chdir(tmp_path)
     name = "[bold][link=x][/red]"  # no markup of rich, but a folder
     train = ["train", "--method", "muloco", "--resume", "--tensorboard", "--out", name]
-    assert main([*train, *SMALL]) == 0
+    rare = ["--outer-lr", "0.5", "--clip-norm", "0.5", "--accumulate", "1", "--compile", "no"]
+    assert main([*train, *rare, *SMALL]) == 0
     summary = json.loads(Path(name, "summary.json").read_text())
     begins, *_, ends = capsys.readouterr().out.splitlines()
     assert begins == f"{name}: has no checkpoint: begins at step 0"
     assert f"validation loss {summary['val_loss']:.4f}" in ends
     assert ends.endswith(f"outer_digest {summary['outer_digest'][:12]}; {name}")
-    assert list(Path(name, "tensorboard").iterdir())
     assert json.loads(Path(name, "config.json").read_text())["method"]["sync_every"] == 2
+    written = Path(name, "run.toml").read_text()
+    settings = tomllib.loads(written)
+    given = {"steps": 6, "outer_lr": 0.5, "tensorboard": True, "threads": 1}
+    assert given.items() <= settings.items()
+    assert not {"out", "config", "resume"} & settings.keys()
+    assert main(["train", "--config", str(Path(name, "run.toml")), "--out", "again"]) == 0
+    assert digest(Path("again")) == summary["outer_digest"]
+    assert Path("again", "run.toml").read_text() == written
+    assert list(Path("again", "tensorboard").iterdir())
 
 
-def test_compare_prints_a_table_and_keeps_finished_runs(tmp_path, capsys) -> None:
-    methods = "ddp,diloco,muloco:bits=2"  # --sync-every acts on those that have rounds
-    arguments = ["compare", "--methods", methods, "--seeds", "0,1", "--out", str(tmp_path)]
-    assert main([*arguments, *SMALL]) == 0
-    first = (tmp_path / "diloco-seed0" / "summary.json").read_text()
-    assert main([*arguments, *SMALL]) == 0
-    assert (tmp_path / "diloco-seed0" / "summary.json").read_text() == first
+def test_compare_prints_a_table_keeps_finished_runs_and_is_repeated_by_its_file(
+    tmp_path, capsys
+) -> None:
+    methods = "ddp,muloco:bits=2"  # --sync-every acts on those that have rounds
+    first, again = tmp_path / "first", tmp_path / "again"
+    arguments = ["compare", "--methods", methods, "--seeds", "0,1", "--inner-lr", "1e-3"]
+    arguments += ["--out", str(first), *SMALL]
+    assert main(arguments) == 0
+    kept = (first / "ddp-seed0" / "summary.json").read_text()
+    assert main(arguments) == 0
+    assert (first / "ddp-seed0" / "summary.json").read_text() == kept
     printed = capsys.readouterr().out
     assert {"±", "memory"} <= {*printed.split(), *re.findall("memory", printed)}
     assert printed.count("\n muloco:bits=2 ") == 2
-    compared = json.loads((tmp_path / "compare.json").read_text())
-    assert [len(runs) for runs in compared.values()] == [2, 2, 2]
+    compared = json.loads((first / "compare.json").read_text())
+    assert [len(runs) for runs in compared.values()] == [2, 2]
     memory = compared["muloco:bits=2"][0]["memory_bytes"]
     assert memory["feedback"] == memory["anchor"] == memory["live_weights"]
     assert len({run["tokens"] for runs in compared.values() for run in runs}) == 1
+    # A flag wins over the file.
+    file = ["--config", str(first / "run.toml"), "--seeds", "1", "--out", str(again)]
+    assert main(["compare", *file]) == 0
+    assert len(list(again.glob("*/summary.json"))) == 2
+    for folder in again.glob("*-seed1"):
+        assert digest(folder) == digest(first / folder.name)
 
 
-def test_compare_takes_a_grid_and_says_what_is_missing(tmp_path, capsys) -> None:
+def test_compare_takes_a_grid(tmp_path) -> None:
     (tmp_path / "mine.py").write_text(
         "from thinwire.experiments import Experiment\n"
         "def grid():\n    return Experiment(methods=('ddp',), seeds=(0, 1))\n"
     )
     own = ["--experiment", f"{tmp_path}/mine.py:grid", "--methods", "diloco", "--seeds", "0"]
     out = tmp_path / "out"
-    arguments = ["compare", *own, *SMALL, "--sync-every", "2,3", "--out", str(out)]
-    assert main(arguments) == 0
-    assert set(json.loads((out / "compare.json").read_text())) == {"diloco H=2", "diloco H=3"}
-    (out / "diloco-H-2-seed0" / "summary.json").write_text("{")
-    capsys.readouterr()
-    assert main(arguments) == 1
-    printed, error = capsys.readouterr()
-    assert "left out diloco-H-2-seed0: corrupt: summary.json cannot be" in printed
-    assert "diloco-H-2-seed0 has no result (corrupt: summary.json cannot be" in error
-    assert error.count("\n") == 1
+    assert main(["compare", *own, *SMALL, "--sync-every", "2,3", "--out", str(out)]) == 0
     compared = json.loads((out / "compare.json").read_text())
-    assert [len(runs) for runs in compared.values()] == [0, 1]
+    assert {row: len(runs) for row, runs in compared.items()} == {"diloco H=2": 1, "diloco H=3": 1}
 
 
 @pytest.mark.slow
@@ -178,11 +191,9 @@ REFUSED = [
     ("train --recipe broken.py:f", "SyntaxError"),
     ("train --recipe empty.py:f", "NoneType and not a TrainConfig"),
     ("train --recipe raises.py:f", "ZeroDivisionError: mine"),
-    ("train --model 7q", "7q"),
     ("train --method ddp --outer-lr 0.5", "has no lr"),
     ("train --method noloco --outer-momentum 0.9", "they drift apart"),
     ("train --workers 3", "global batch of 16"),
-    ("train --workers 0", "workers=0"),
     ("train --device abacus", "abacus"),
     ("train --device meta", "'meta'"),
     (f"train --steps {HUGE}", "up to 9,007,199,254,740,992"),
@@ -203,11 +214,8 @@ REFUSED = [
     (f"{PLAN} --workers 1e9", "workers=1000000000"),
     (f"{PLAN} --sync-every 1e30", "sync_every=1000"),
     ("compare --methods ddp,nope", "nope"),
-    ("compare --methods muloco:bits=3", "3 bits"),
     ("compare --out a-run", "compare in a-run; because it is the folder of a run"),
     ("compare --jobs 0", "0 jobs"),
-    ("compare --baseline dilco", "'dilco'"),
-    ("compare --experiment missing.py:f", "missing.py:f"),
     ("compare --tune", "--tune has none"),
     ("compare --tune lr=1e-3", "none of inner-lr"),
     ("compare --tune inner-lr=x --seeds 0,1", "the list 'x'"),
@@ -239,7 +247,6 @@ def test_bad_input_is_one_clear_line_and_an_exit_status(
 MISREAD = [
     ("train --sync-evry 3", "Perhaps you meant: --sync-every INT"),
     ("train --steps many", "--steps: no type matching INT"),
-    ("train --steps None", "--steps: no type matching INT"),
     ("train --steps", "Missing value for argument '--steps'"),
     ("train --precision fp8", "invalid choice 'fp8'"),
     ("train diloco", "Unrecognized options: diloco"),
@@ -248,7 +255,6 @@ MISREAD = [
     ("train --at s3://b/r", "the address of a run needs no flag"),
     ("train s3://b/r", "needs no flag: thinwire join ADDRESS"),
     ("compare --seeds 0,x", "--seeds: cannot read the list '0,x'; because"),
-    ("compare --workers 1,", "--workers: cannot read the list '1,'"),
     (f"{PLAN} --bandwidth 0", "--bandwidth: cannot read the rate '0'; because it has no unit"),
     (f"{PLAN} --latency 50", "--latency: cannot read the duration '50'"),
     (f"{PLAN} --workers 0", "--workers: cannot read the count '0'"),
@@ -256,7 +262,6 @@ MISREAD = [
     (f"{PLAN} --accelerator abacus", "--accelerator: cannot "),
     (f"{PLAN} --egress-price=-1USD", "it is negative"),
     (f"{PLAN} --egress-price cheap", "it is not a number with a currency"),
-    (f"{PLAN} --egress-price 0.09", "--egress-price: cannot read the price '0.09'"),
     (f"{PLAN} --egress-price '$1EUR'", "it has two currencies"),
     (f"{PLAN} --worker-price infUSD", "it is not a number with a currency"),
     ("doctor file:///a/r --workers 0", "--workers: cannot read the count '0'"),
@@ -310,40 +315,8 @@ def test_under_torchrun_workers_come_from_the_ranks(monkeypatch, tmp_path, capsy
     assert "without torchrun" in capsys.readouterr().err
 
 
-# -- settings in a file ----------------------------------------------------------------------------
-
-
 def digest(folder: Path) -> str:
     return json.loads((folder / "summary.json").read_text())["outer_digest"]
-
-
-def test_a_run_is_repeated_by_the_file_in_its_folder(tmp_path) -> None:
-    first, again, other = (tmp_path / name for name in ("first", "again", "other"))
-    rare = ["--clip-norm", "0.5", "--accumulate", "1", "--compile", "no"]
-    method = ["--method", "muloco", "--outer-lr", "0.5", "--seed", "3", *rare]
-    assert main(["train", *method, *SMALL, "--tensorboard", "--out", str(first)]) == 0
-    written = (first / "run.toml").read_text()
-    settings = tomllib.loads(written)
-    given = {"steps": 6, "outer_lr": 0.5, "tensorboard": True, "threads": 1}
-    assert given.items() <= settings.items()
-    assert not {"out", "config", "resume"} & settings.keys()
-    file = str(first / "run.toml")
-    assert main(["train", "--config", file, "--out", str(again)]) == 0
-    assert digest(again) == digest(first)
-    assert (again / "run.toml").read_text() == written
-    assert list((again / "tensorboard").iterdir())
-    # A flag wins over the file.
-    assert main(["train", "--seed", "4", f"--config={file}", "--out", str(other)]) == 0
-    assert digest(other) != digest(first)
-
-
-def test_a_comparison_is_repeated_by_the_file_in_its_folder(tmp_path) -> None:
-    first, again = tmp_path / "first", tmp_path / "again"
-    grid = ["--methods", "ddp,diloco", "--inner-lr", "1e-3"]
-    assert main(["compare", *grid, *SMALL, "--out", str(first)]) == 0
-    assert main(["compare", "--config", str(first / "run.toml"), "--out", str(again)]) == 0
-    for run in ("ddp-seed0", "diloco-seed0"):
-        assert digest(first / run) == digest(again / run)
 
 
 def test_settings_are_written_as_toml_and_read_back(tmp_path) -> None:
@@ -419,6 +392,8 @@ def test_ranks_of_torchrun_are_one_worker_of_those_that_were_asked_for(monkeypat
     flags = TrainFlags(workers=4, worker_size=2)
     assert flags.train_config(is_member=True).workers == 4
     assert flags.train_config().workers == 1
+    # Whose batch fits, and not that of the four of the recipe.
+    assert resolve(TrainFlags(worker_size=2, global_batch=2).train_config()).workers == 1
     for more, workers in ((["--workers", "8"], 8), ([], 4)):
         at = "memory:///r" if more else "memory:///r?workers=4&worker=1"
         assert begun(at, "--worker-size", "2", *more).workers == workers
@@ -470,7 +445,7 @@ def test_a_run_of_another_kind_of_workers_is_named(
 
 
 @pytest.mark.slow
-def test_torchrun_without_an_out_folder_reaches_the_digest_of_one_process(tmp_path) -> None:
+def test_ranks_of_torchrun_without_an_out_folder_share_one(tmp_path) -> None:
     """The command of the README, as it stands there."""
     at = SMALL.index("--workers")
     small = SMALL[:at] + SMALL[at + 2 :]
@@ -479,14 +454,9 @@ def test_torchrun_without_an_out_folder_reaches_the_digest_of_one_process(tmp_pa
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    assert [p.name for p in (tmp_path / "runs").iterdir()] == ["muloco-1"]
-    assert main(["train", "--method", "muloco", "--out", str(tmp_path / "one"), *SMALL]) == 0
-    ranked, simulated = (
-        json.loads((tmp_path / folder / "summary.json").read_text())
-        for folder in ("runs/muloco-1", "one")
-    )
-    assert ranked["outer_digest"] == simulated["outer_digest"]
-    assert ranked["workers"] == simulated["workers"] == 2
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name == "muloco-1"
+    assert json.loads((folder / "summary.json").read_text())["workers"] == 2
 
 
 def test_a_recipe_of_ones_own(tmp_path) -> None:
@@ -542,7 +512,6 @@ def test_an_extra_that_is_not_there_is_named(tmp_path, monkeypatch, capsys, modu
     monkeypatch.delitem(sys.modules, "thinwire.cli.command", raising=False)
     assert main(["train", "--out", str(tmp_path / "run"), *SMALL]) == 1
     error = capsys.readouterr().err
-    assert module in error
     assert f"pip install 'thinwire[{extra}]'" in error
     assert error.count("\n") == 1
 

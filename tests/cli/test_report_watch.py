@@ -1,14 +1,12 @@
 """`thinwire report --watch`, beside a comparison that runs."""
 
-import signal
-import subprocess
-import sys
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from commands import start
 from processes import until
 from run_folders import config_of, write_run
 from thinwire.cli import main
@@ -87,24 +85,20 @@ def test_a_comparison_notes_its_runs_before_they_begin(tmp_path, monkeypatch) ->
     assert is_over([tmp_path])
 
 
-@pytest.mark.slow
-def test_ctrl_c_leaves_a_page_that_loads_nothing_again(tmp_path) -> None:
-    """Two real processes: a comparison, and what watches it."""
-    page = tmp_path / "page.html"
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    watch = [sys.executable, "-m", "thinwire", "report", "runs", "more", "--watch"]
-    watch += ["--out", "page.html"]
-    small = ("compare", "--steps", "40", "--methods", "ddp,diloco", "--out", "runs")
-    with (
-        start(tmp_path, *small) as comparison,
-        subprocess.Popen(watch, cwd=tmp_path, **pipes) as watching,
-    ):
-        until(lambda: "Lowest loss" in text_of(page), 120)
+def test_ctrl_c_leaves_a_page_that_loads_nothing_again(tmp_path, monkeypatch, capsys) -> None:
+    page, more = tmp_path / "page.html", str(tmp_path / "more")
+    write_run(tmp_path / "runs" / "ddp", config_of("ddp"))
+    unfinished(tmp_path / "runs" / "diloco", "diloco")
+
+    def interrupt(_) -> None:
         assert LIVE in text_of(page)
-        assert comparison.wait(120) == 0
-        watching.send_signal(signal.SIGINT)
-        out, error = watching.communicate(timeout=60)
-    assert watching.returncode == 0, error
+        raise KeyboardInterrupt
+
+    clock = SimpleNamespace(sleep=interrupt, monotonic=time.monotonic)
+    monkeypatch.setattr(command, "time", clock)
+    watch = ["report", str(tmp_path / "runs"), more, "--watch", "--out", str(page)]
+    assert main(watch) == 0
+    printed, error = capsys.readouterr()
     assert error == ""
-    assert "more does not exist yet: waiting for it" in out
+    assert "more does not exist yet: waiting for it" in printed
     assert LIVE not in text_of(page)

@@ -7,7 +7,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -93,29 +92,6 @@ def test_an_elastic_worker_that_is_asked_to_stop_leaves_the_others(team, tmp_pat
     lines = metrics[0].read_text().count("\n")
     until(lambda: has(metrics[0], "\n", lines + 5))
     assert other.poll() is None
-
-
-@pytest.mark.slow
-def test_an_elastic_worker_that_waits_for_others_stops_all_the_same(team, tmp_path) -> None:
-    """Alone below --min-workers it would wait without a limit."""
-    worker = team.start("a", "--min-workers", "2")
-    team.until(lambda: any(tmp_path.glob("store/r/call/*/*")))
-    time.sleep(1.0)
-    worker.send_signal(signal.SIGTERM)
-    _, error = worker.communicate(timeout=15)
-    assert worker.returncode == 143, error
-    assert "asked to stop" in " ".join(error.split())
-
-
-@pytest.mark.slow
-def test_an_elastic_worker_whose_partner_has_gone_saves_and_stops(team, tmp_path) -> None:
-    """It waits for another one between two rounds, with work that no round has."""
-    stays, goes = (team.start(name, "--min-workers", "2") for name in ("a", "b"))
-    team.until(lambda: has(tmp_path / "a" / "metrics.jsonl", '"workers": 2'))
-    goes.kill()
-    time.sleep(4.0)
-    stays.send_signal(signal.SIGTERM)
-    check_said(stays, tmp_path / "a")
 
 
 @pytest.mark.parametrize("times", [1, 2])
