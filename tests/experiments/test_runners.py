@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from doomed import AlwaysKilled, Failing, Killed, Noisy
+from doomed import Doomed
 from thinwire import inner
 from thinwire.errors import ConfigurationError
 from thinwire.experiments import Experiment, compare
@@ -33,10 +33,10 @@ def tiny(tmp_path) -> Callable[[str], TrainConfig]:
         lines = "".join(f"line {number * i % 97} of {number}\n" for i in range(60))
         (text / f"{number}.txt").write_text(lines)
     doomed = {
-        "killed": Killed(file=str(tmp_path / "was-killed"), at=5),
-        "always-killed": AlwaysKilled(file=str(tmp_path / "attempts")),
-        "failing": Failing(),
-        "noisy": Noisy(),
+        "killed": Doomed(how="kill_once", file=str(tmp_path / "was-killed")),
+        "always-killed": Doomed(how="kill", file=str(tmp_path / "attempts")),
+        "failing": Doomed(how="fail"),
+        "noisy": Doomed(how="say"),
         "diverging": inner.SGD(lr=1e30),
     }
 
@@ -88,14 +88,13 @@ def test_one_that_fails_says_so_at_once_and_has_a_log_and_others_go_on(
     assert "on fire" in log.read_text()
 
 
-@pytest.mark.parametrize("threads", [1, 3])
 def test_a_run_goes_on_with_the_threads_it_was_begun_with_if_nobody_writes_it(
-    tmp_path, tiny, threads: int
+    tmp_path, tiny
 ) -> None:
     experiment, folder = Experiment(recipe=tiny, methods=("diloco",)), tmp_path / "o/diloco-seed0"
     (spec,) = specs_of(experiment)
     config = configure(experiment, spec, 0)
-    machine = dataclasses.replace(config.machine, threads=threads, device="cpu")
+    machine = dataclasses.replace(config.machine, threads=3, device="cpu")
     with locked(folder):
         RunFolder(folder).open(dataclasses.replace(config, machine=machine).describe())
         before = {p.name for p in folder.iterdir()}
@@ -106,10 +105,10 @@ def test_a_run_goes_on_with_the_threads_it_was_begun_with_if_nobody_writes_it(
     assert standing.state is RunState.UNFINISHED
     assert standing.why == "it has no summary, none of 6 steps recorded"
     assert compare(experiment, tmp_path / "o", no_observer).problems() == {}
-    assert json.loads((folder / "config.json").read_text())["machine"]["threads"] == threads
+    assert json.loads((folder / "config.json").read_text())["machine"]["threads"] == 3
     explicit = dataclasses.replace(experiment, changes={"machine.threads": 2})
     trouble = compare(explicit, tmp_path / "o", no_observer).problems()
-    assert trouble["diloco-seed0"].why == f"machine.threads is {threads} there and 2 here"
+    assert trouble["diloco-seed0"].why == "machine.threads is 3 there and 2 here"
 
 
 @pytest.mark.slow
@@ -143,10 +142,12 @@ class Heard(defaultdict):
 
 
 @pytest.mark.slow
-def test_a_run_whose_process_dies_twice_is_given_up(tmp_path, tiny) -> None:
-    experiment = Experiment(recipe=tiny, methods=("always-killed", "diloco"), baseline="diloco")
-    heard = Heard(list)
-    found = compare(experiment, tmp_path / "out", heard.of, ParallelRunner(1))
+def test_a_process_that_dies_twice_is_given_up_and_one_that_prints_has_a_log(
+    tmp_path, tiny, capfd
+) -> None:
+    methods, heard = ("always-killed", "noisy", "diloco"), Heard(list)
+    experiment = Experiment(recipe=tiny, methods=methods, baseline="diloco")
+    found = compare(experiment, tmp_path / "out", heard.of, ParallelRunner(2))
     (problem,) = found.problems().values()
     assert problem.state is RunState.FAILED
     assert problem.why == "killed: its process ended with status -9"
@@ -154,7 +155,12 @@ def test_a_run_whose_process_dies_twice_is_given_up(tmp_path, tiny) -> None:
     said = heard["always-killed seed 0"]
     assert said[::3] + said[2::3] == ["begins", "begins", "ends", "ends"]
     assert all(problem.why in text for text in said[1::3])
-    assert found.rows[1].losses
+    assert found.rows[2].losses
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+    printed = (tmp_path / "out" / "logs" / "noisy-seed0.log").read_text()
+    for where in ("to stdout", "to stderr", "past Python"):
+        assert f"said {where}" in printed
 
 
 def test_nothing_runs_if_one_configuration_cannot_be_sent(tmp_path, tiny) -> None:
@@ -174,20 +180,6 @@ def test_nothing_runs_if_one_configuration_cannot_be_sent(tmp_path, tiny) -> Non
     with pytest.raises(ConfigurationError, match=r"send local seed 0 to another process.*--jobs 1"):
         compare(experiment, tmp_path / "out", no_observer, ParallelRunner(1))
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_what_processes_print_is_in_logs_and_not_on_the_terminal(tmp_path, tiny, capfd) -> None:
-    experiment = Experiment(recipe=tiny, methods=("noisy", "diloco"), baseline="diloco")
-    found = compare(experiment, tmp_path / "out", no_observer, ParallelRunner(2))
-    assert found.problems() == {}
-    captured = capfd.readouterr()
-    assert (captured.out, captured.err) == ("", "")
-    (log,) = (tmp_path / "out" / "logs").iterdir()
-    assert log.name == "noisy-seed0.log"
-    printed = log.read_text()
-    for where in ("to stdout", "to stderr", "past Python"):
-        assert f"said {where}" in printed
 
 
 def test_which_runs_are_wanted_is_told_before_they_begin(tmp_path, tiny) -> None:
