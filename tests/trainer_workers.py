@@ -174,9 +174,7 @@ def lightning_saves(folder: str | Path, every: int) -> Any:
 # -- a fixed number of workers ---------------------------------------------------------------------
 
 
-def train_by_hugging_face(
-    method: tw.Method, mode: str, out: Path, net: nn.Module | None = None
-) -> dict:
+def train_by_hugging_face(method: tw.Method, mode: str, out: Path) -> dict:
     from transformers import Trainer, TrainerCallback
 
     from thinwire.integrations.transformers import TransformersCallback
@@ -186,7 +184,7 @@ def train_by_hugging_face(
             if mode == "kill" and state.global_step == KILLED_AT:
                 os._exit(9)
 
-    net = model() if net is None else net
+    net = model()
     optimizer = method.inner.build(net)
     args = hugging_face_arguments(
         out,
@@ -217,7 +215,6 @@ def train_by_hugging_face(
         **facts(net, outer),
         "losses": [(line["step"], line["eval_loss"]) for line in logs if "eval_loss" in line],
         "logged_rounds": [line["outer/rounds"] for line in logs if "loss" in line],
-        "trained": sum(p.numel() for p in net.parameters() if p.requires_grad),
         "is_ddp": type(trainer.model_wrapped).__name__ == "DistributedDataParallel",
     }
 
@@ -247,11 +244,7 @@ def train_by_lightning(method: tw.Method, mode: str, out: Path) -> dict:
     return {**facts(module, callback.outer), "losses": losses}
 
 
-LIBRARIES = {
-    "transformers": train_by_hugging_face,
-    "peft": lambda *given: train_by_hugging_face(*given, adapted(model())),
-    "lightning": train_by_lightning,
-}
+LIBRARIES = {"transformers": train_by_hugging_face, "lightning": train_by_lightning}
 
 
 def run_team(library: str, method: str, mode: str, out: Path, *, ranks: int = 1) -> list[dict]:

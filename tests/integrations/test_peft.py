@@ -1,19 +1,13 @@
 """Adapters of peft: what they leave frozen is neither sent nor kept."""
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
 
 import thinwire as tw
 from thinwire.exchange.message import HEADER_NBYTES
-from trainer_workers import (
-    Windows,
-    adapted,
-    check_a_killed_team_resumes,
-    model,
-)
+from trainer_workers import Windows, adapted, model
 
 H = 3
 
@@ -98,12 +92,3 @@ def test_other_base_models_and_adapters_that_come_later_are_refused() -> None:
     net.set_adapter("second")
     with pytest.raises(tw.ConfigurationError, match="frozen, unfrozen"):
         outer.step()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["diloco", "streaming"])
-def test_two_workers_killed_and_resumed_end_as_if_left_alone(method: str, tmp_path: Path) -> None:
-    straight = check_a_killed_team_resumes("peft", method, tmp_path)
-    if method == "diloco":
-        each = HEADER_NBYTES + 4 * straight[0]["trained"]
-        assert straight[0]["sent_bytes"] == straight[0]["rounds"] * each

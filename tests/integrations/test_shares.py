@@ -5,7 +5,7 @@ from torch import nn
 import thinwire as tw
 from elastic_twin import ElasticHub
 from thinwire.integrations.shares import ShareDataset
-from toy import Team, adamw, exchange_all
+from toy import exchange_all
 
 H, ROWS = 3, 2
 
@@ -48,14 +48,6 @@ def test_the_order_depends_on_the_seed_and_goes_on_behind_the_last_row() -> None
     whole = list(ShareDataset(range(100), lambda: loop, rows_per_step=ROWS))
     exchange_all([loop])
     assert list(ShareDataset(range(100), lambda: loop, rows_per_step=ROWS)) == whole[ROWS:]
-
-
-def test_with_a_fixed_number_of_workers_shares_are_dealt_in_turn() -> None:
-    team = Team(tw.presets.diloco(sync_every=H), adamw, 2)
-    seen: list[int] = []
-    for loop in team.loops:
-        seen += ShareDataset(range(12), lambda lp=loop: lp, rows_per_step=2)
-    assert sorted(seen) == list(range(12))
 
 
 @pytest.mark.parametrize(

@@ -57,18 +57,24 @@ def test_an_elastic_worker_that_was_killed_comes_back(resume, tmp_path: Path) ->
     assert len(set(evaluated)) == 1
 
 
-def build(out: Path, *, optimizer=None, method=None, transport=None, **changes):
+def build(out: Path, *, optimizer=None, method=None, transport=None, scheduler=None, **changes):
     net = model()
     method = tw.presets.diloco(sync_every=4) if method is None else method
     mine = method.inner.build(net)
+    outer, rows = tw.OuterLoop(net, mine, method, transport=transport), Windows(0)
+    if transport is not None:
+        rows = ShareDataset(rows, lambda: outer, rows_per_step=4)
     trainer = Trainer(
         model=net,
         args=hugging_face_arguments(out, **{"max_steps": 8, "save_strategy": "no", **changes}),
-        train_dataset=Windows(0),
+        train_dataset=rows,
         eval_dataset=Windows(99, 8),
-        optimizers=(mine if optimizer is None else optimizer(net), None),
+        optimizers=(
+            mine if optimizer is None else optimizer(net),
+            None if scheduler is None else scheduler(mine),
+        ),
     )
-    return trainer, TransformersCallback(tw.OuterLoop(net, mine, method, transport=transport))
+    return trainer, TransformersCallback(outer)
 
 
 def trained(built):
@@ -89,16 +95,6 @@ def test_accumulated_steps_count_once_and_its_logs_have_rounds(tmp_path: Path) -
     assert (found["steps"], found["rounds"]) == (24, 6)
     assert found["logged_rounds"] == [2, 4, 6]
     assert found["model_is_anchor"]
-
-
-def test_people_who_watch_an_elastic_run_see_the_loss_that_is_logged(tmp_path: Path) -> None:
-    hub = ElasticHub()
-    node = hub.connect("a")
-    hub.set_members(node)
-    given = {"logging_steps": 2, "ignore_data_skip": True}
-    trainer, _ = trained(build(tmp_path, transport=node, **given))
-    *_, last = (logged["loss"] for logged in trainer.state.log_history if "loss" in logged)
-    assert node.metrics.loss == last
 
 
 def test_trainers_own_optimizer_is_refused(tmp_path: Path) -> None:
@@ -185,27 +181,10 @@ def build_elastic(out: Path, **changes):
     hub = ElasticHub()
     end = hub.connect("a")
     hub.set_members(end)
-    net = model()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.002)
-    outer = tw.OuterLoop(net, optimizer, tw.presets.diloco(sync_every=H), transport=end)
-    scheduler = changes.pop("scheduler", lambda _: None)(optimizer)
-    given = {
-        "max_steps": 7,
-        "per_device_train_batch_size": 2,
-        "gradient_accumulation_steps": 2,
-        "ignore_data_skip": True,
-        "save_steps": 5,
-        "logging_steps": 1,
-        **changes,
-    }
-    trainer = Trainer(
-        model=net,
-        args=hugging_face_arguments(out, **given),
-        train_dataset=ShareDataset(Windows(0), lambda: outer, rows_per_step=4),
-        eval_dataset=Windows(99, 8),
-        optimizers=(optimizer, scheduler),
-    )
-    return trainer, TransformersCallback(outer)
+    given = {"max_steps": 7, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    given |= {"ignore_data_skip": True, "save_steps": 5, "save_strategy": "steps"}
+    given |= {"logging_steps": 1, **changes}
+    return build(out, method=tw.presets.diloco(sync_every=H), transport=end, **given)
 
 
 class Beginning(TrainerCallback):
@@ -220,7 +199,10 @@ class Beginning(TrainerCallback):
 
 
 def test_elastic_checkpoints_resume_at_the_end_and_at_the_last_round(tmp_path: Path) -> None:
-    _, callback = trained(build_elastic(tmp_path))
+    trainer, callback = trained(build_elastic(tmp_path))
+    # Those who watch the run see the loss that is logged.
+    *_, last = (logged["loss"] for logged in trainer.state.log_history if "loss" in logged)
+    assert callback.outer.transport.metrics.loss == last
     # One that comes when the run is over trains no step of it.
     late, other = build_elastic(tmp_path)
     other.add_to(late)
