@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-import tomllib
 from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
@@ -427,14 +426,3 @@ def test_a_page_without_charts_is_small_asks_nobody_and_is_written_or_an_error(t
     assert (tmp_path / "new" / "page.html").read_text().startswith("<!DOCTYPE html>")
     with pytest.raises(ConfigurationError, match="cannot write"):
         report.write_page(page, tmp_path / "new")
-
-
-def test_all_that_a_page_is_made_of_is_packaged_with_the_licence_of_uplot() -> None:
-    root = Path(__file__).parents[2]
-    project = tomllib.loads((root / "pyproject.toml").read_text())
-    globs = project["tool"]["setuptools"]["package-data"]["thinwire"]
-    package, kinds = root / "src" / "thinwire", {".css", ".html", ".js"}
-    packaged = {file for glob in globs for file in package.glob(glob)}
-    used = {file for file in (package / "report").rglob("*.*") if file.suffix in kinds}
-    assert len(used) == 9
-    assert used | {package / "report/vendor/LICENSE"} <= packaged

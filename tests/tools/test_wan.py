@@ -56,19 +56,6 @@ def test_packets_leave_at_the_rate_and_arrive_after_the_delay(line, sends, expec
     assert arrivals(under_test) == expected
 
 
-def test_a_partition_swallows_what_is_sent_and_what_is_under_way() -> None:
-    line = switch(nodes=3, delay_s=5.0)
-    for source, target in ((0, 2), (2, 0), (0, 1)):
-        line.send(source, packet(target), 0.0)
-    line.cut.add(2)
-    for source, target in ((0, 2), (2, 0), (1, 0)):
-        line.send(source, packet(target), 1.0)
-    assert arrivals(line) == [(7.0, 0), (7.0, 1)]
-    line.cut.discard(2)
-    line.send(2, packet(0), 10.0)
-    assert arrivals(line) == [(16.0, 0)]
-
-
 ECHO = """
 import socket
 server = socket.socket(type=socket.SOCK_DGRAM)
