@@ -29,7 +29,7 @@ def test_a_built_in_size_has_the_parameters_of_its_model_and_its_name(name: str)
 def test_vocabularies_and_widths_of_heads_of_built_in_sizes_are_frozen() -> None:
     """A run of that name would be of another model."""
     widths = [(size.counted_with, size.hidden // size.heads) for size in LLAMA_SIZES.values()]
-    small, paper = [(256, 32)] * 2 + [(256, 64)] * 2 + [(32_000, 64)] * 2, [(128_256, 128)] * 3
+    small, paper = [(256, 32)] * 3 + [(256, 64)] * 2 + [(32_000, 64)] * 2, [(128_256, 128)] * 3
     assert widths == [*small, *paper, (32_000, 128), *paper]
 
 
