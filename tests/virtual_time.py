@@ -359,7 +359,7 @@ class VirtualStore:
         return await self._request(head)
 
     async def list(
-        self, store: Any, prefix: str, *, offset: str | None
+        self, store: Any, prefix: str, *, offset: str | None, chunk_size: int = 50
     ) -> AsyncIterator[list[dict[str, Any]]]:
         def names() -> list[dict[str, Any]]:
             until_s = self._loop.time() - self._random.random() * self.faults.listing_lag_s
@@ -370,7 +370,9 @@ class VirtualStore:
                 if offset is None or key > offset
             ]
 
-        yield await self._request(names)
+        found = await self._request(names)
+        for start in range(0, len(found), chunk_size):
+            yield found[start : start + chunk_size]
 
     async def delete_async(self, store: Any, keys: Sequence[str]) -> None:
         def delete() -> None:

@@ -302,6 +302,13 @@ def test_any_printable_identity_can_be_a_workers_name() -> None:
             Worker(memory(), wrong)
 
 
+def test_a_run_whose_objects_have_an_earlier_form_is_refused(monkeypatch, store) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr(transport, "_FORMAT", "4")
+        train([Worker(store, "w0")], H)
+    fails(Worker(store, "w1").start(H), MismatchError, "take part in run 'a-run'", "objects")
+
+
 def test_a_full_store_ends_no_training_over_a_snapshot(snapshots, store) -> None:
     async def full(key: str) -> None:
         raise ExchangeError(f"write {key}", because="the disk is full", do="make room")

@@ -37,7 +37,7 @@ def test_a_run_is_looked_at_from_before_its_first_roll_to_its_end(tmp_path) -> N
     assert (found.roll, found.roll_age_s, len(found.calls)) == (None, None, 1)
 
     early = [(call("old:1"), 2), (call("b:1"), 3), (call("b:2"), 3)]
-    second = roll(2, names=("a:1", "b:1"))
+    second = roll(2, names=("a:1", "b:1"), metrics={"a:1": {"loss": 2.5}})
     write_run(url, roll(1), second, calls=early, token=TOKEN)
     objects = RunObjects(ObjectStore(url), "r", TOKEN)
     asyncio.run(objects.put_sign_of_life("a:1", time.monotonic() + 10))

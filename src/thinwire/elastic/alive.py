@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
 from thinwire.elastic.run_objects import RunObjects
@@ -19,6 +19,8 @@ _LOG = logging.getLogger(__name__)
 
 PER_LOSS: Final = 3
 """Missed signs after which a worker is assumed lost."""
+FEW: Final = 16
+"""Workers that are asked about one by one; of more, these come first."""
 
 
 class _Sign(NamedTuple):
@@ -38,6 +40,11 @@ class LostWorkers:
     def __init__(self, objects: RunObjects, after_s: float) -> None:
         self._objects, self._after_s = objects, after_s
         self._signs: dict[str, _Sign] = {}
+
+    async def first_of(self, names: Sequence[str]) -> set[str]:
+        """Those of the first of `names` that are lost; of all of them, if all of the first are."""
+        lost = await self.among(names[:FEW])
+        return lost | await self.among(names[FEW:]) if len(lost) == FEW else lost
 
     async def among(self, names: Collection[str]) -> set[str]:
         """Those of `names` that are lost; asks the store now and then."""

@@ -215,7 +215,7 @@ class StoreGroup:
         return found, all(are_mine)
 
     async def _lost_among(self, ranks: Collection[int]) -> set[int]:
-        gone = await self._lost.among([self.names[rank] for rank in ranks])
+        gone = await self._lost.first_of([self.names[rank] for rank in ranks])
         return {rank for rank in ranks if self.names[rank] in gone}
 
     async def _put(self, tag: RoundTag, key: str, payload: Tensor, until_s: float) -> bool:

@@ -79,7 +79,8 @@ class LoggedRound(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         version: of the outer parameters after it.
         place: prefix of the messages' names.
         nbytes: of all of its messages.
-        facts: of its `RoundRecord`, for each rank of a worker.
+        facts: of its `RoundRecord`, for each rank of a worker; `uncounted` ranks in place of the
+            names that counted, so that reports do not grow with K.
     """
 
     version: int
@@ -138,7 +139,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             its writer is "" while none is needed.
         log_nbytes: of all messages since the newest snapshot.
         round_s: the usual length of a round, for workers that have measured none.
-        metrics: of the workers, by name.
+        metrics: of the workers, by name; another object has them.
 
     >>> roll = View(number=1, names=("a:1",), phase="join", position=Progress(
     ...     version=0, step=0, digest="ab"))
@@ -221,7 +222,7 @@ def next_roll(
         return None
     members = [c for c in fit if is_at(c.position, at) or c.position.version in passed]
     members.sort(key=lambda call: call.name)
-    lacking = tuple(sorted(call.name for call in there if call not in members))
+    lacking = tuple(sorted({call.name for call in there} - {call.name for call in members}))
     concerned = _in_latest_phase(members)
     phase, step = concerned[0].phase, max(call.position.step for call in concerned)
     if phase == LAST and before is not None:
@@ -356,7 +357,8 @@ def _next_state(roll: View, before: View | None, largest_log: int) -> NewestStat
         return coming
     if not roll.lacking and roll.log_nbytes <= largest_log:
         return _NO_STATE
-    able = [name for name in roll.names if name not in roll.behind]
+    behind = set(roll.behind)
+    able = [name for name in roll.names if name not in behind]
     return NewestState(
         version=roll.position.version, roll=roll.number, writer=able[roll.number % len(able)]
     )

@@ -4,6 +4,7 @@
     RUN/process/IDENTITY/NUMBER                        one for each start of a worker
     RUN/call/ROLL/WORKER                               a worker's report before a roll
     RUN/roll/ROLL                                      the workers of the rounds after it
+    RUN/metrics                                        what all workers measured, for `status`
     RUN/alive/WORKER                                   overwritten while it trains
     RUN/message/ROLL/FRAGMENT/ROUND/STEP/[TO/]RANK     a payload; an empty one counts as lost
     RUN/state/VERSION/WORKER/PART                      a snapshot, complete once it has its `end`
@@ -21,10 +22,10 @@ import logging
 import re
 import secrets
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from io import BytesIO
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import torch
@@ -167,7 +168,19 @@ class RunObjects:
 
     async def put_roll(self, roll: View, until_s: float) -> bool:
         """Write a roll, unless there is one of its number; returns whether it is now this one."""
-        return await self.put_decided(self.roll_key(roll.number), text_of(roll).encode(), until_s)
+        # Every worker reads the roll, and none needs the metrics of the others.
+        short = msgspec.structs.replace(roll, metrics={})
+        key, metrics = f"{self.run}/metrics", text_of(roll.metrics).encode()
+        is_written, _ = await together(
+            self.put_decided(self.roll_key(roll.number), text_of(short).encode(), until_s),
+            together() if roll.is_over else self.replace(key, metrics, until_s),
+        )
+        return is_written
+
+    async def with_metrics(self, roll: View, until_s: float) -> View:
+        """`roll` with the newest metrics of the workers."""
+        metrics = await self.read(dict[str, dict[str, Any]], f"{self.run}/metrics", until_s)
+        return msgspec.structs.replace(roll, metrics=metrics or {})
 
     async def newest_roll(self, after: int, until_s: float) -> int:
         """The number of the last roll there is, from `after` on."""
@@ -179,29 +192,20 @@ class RunObjects:
 
     async def put_call(self, number: int, call: WorkerReport, until_s: float) -> None:
         """Write the report `call` before roll `number`, in place of an earlier one."""
-        await self.replace(self._call_key(number, call.name), text_of(call).encode(), until_s)
+        await self.replace(self.call_key(number, call.name), text_of(call).encode(), until_s)
 
-    async def calls(
-        self, number: int, names: Collection[str], until_s: float
-    ) -> list[WorkerReport]:
-        """Reports of the workers `names` before roll `number`, as far as there are any."""
-        return await self._calls([self._call_key(number, name) for name in names], until_s)
+    async def call_keys(self, number: int, until_s: float) -> list[str]:
+        """Names of all reports before roll `number`, in their order."""
+        return list(await self.store.sizes(f"{self.run}/call/{number:08}/", until_s))
 
-    async def further_calls(
-        self, number: int, known: Collection[str], until_s: float
-    ) -> list[WorkerReport]:
-        """Reports of all workers but `known` before roll `number`."""
-        skipped = {self._call_key(number, name) for name in known}
-        listed = await self.store.sizes(f"{self.run}/call/{number:08}/", until_s)
-        return await self._calls([key for key in listed if key not in skipped], until_s)
+    async def calls(self, keys: Sequence[str], until_s: float) -> list[WorkerReport]:
+        """The reports `keys`, as far as they are there."""
+        found = await together(*(self._call(key, until_s) for key in keys))
+        return [call for call in found if call is not None]
 
     async def forget_call(self, number: int, name: str) -> None:
         """Delete the report of worker `name` before roll `number`, which exists by now."""
-        await self.store.delete([self._call_key(number, name)])
-
-    async def _calls(self, keys: Sequence[str], until_s: float) -> list[WorkerReport]:
-        found = await together(*(self._call(key, until_s) for key in keys))
-        return [call for call in found if call is not None]
+        await self.store.delete([self.call_key(number, name)])
 
     async def _call(self, key: str, until_s: float) -> WorkerReport | None:
         try:
@@ -217,7 +221,8 @@ class RunObjects:
         """Name of roll `number`."""
         return f"{self.run}/roll/{number:08}"
 
-    def _call_key(self, number: int, name: str) -> str:
+    def call_key(self, number: int, name: str) -> str:
+        """Name of the report of worker `name` before roll `number`."""
         return f"{self.run}/call/{number:08}/{name_part(name)}"
 
     # -- signs of life -----------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from thinwire.elastic.alive import LostWorkers, give_signs
+from thinwire.elastic.alive import FEW, LostWorkers, give_signs
 from thinwire.elastic.events import Kind
 from thinwire.elastic.roll import (
     LoggedRound,
@@ -49,6 +49,7 @@ _SETTLE_S = 2.0  # in which no other worker comes before the first roll
 _LEAST_TURN_S = 1.0
 _SILENCE_S = 0.5  # a request that takes longer was perhaps made again
 _AT_ONCE: Final = 16
+_OWN_FACTS: Final = ("counted", "kinds", "clipped", "flaws")  # no replay needs them
 _REMEMBERED: Final = 5  # recent meetings; the next is not expected to end before the shortest
 
 
@@ -185,19 +186,32 @@ class Session:
 
     async def _read_calls(self, number: int, meeting: _Meeting) -> None:
         until_s, waited_s = self._objects.until_s(), meeting.waited_s
-        missing = self._missing(meeting)
+        objects, missing = self._objects, self._missing(meeting)
+        # A store may list an object late, but not after so long.
+        are_many = len(missing) > FEW and waited_s < self._patience_s()
         # Now and then all are listed: a worker that was started again has another name.
-        is_listing = self._roll is None or waited_s >= meeting.listing_s
-        known = [self.name, *meeting.calls, *missing]
-        found, further = await together(
-            self._objects.calls(number, missing, until_s),
-            self._objects.further_calls(number, known, until_s) if is_listing else together(),
-        )
-        if is_listing:
-            meeting.listing_s = waited_s + self._turn_length_s()
-        if further:
-            meeting.last_arrival_s = waited_s
-        meeting.calls |= {call.name: call for call in (*found, *further)}
+        listed: list[str] = []
+        if are_many or waited_s >= meeting.listing_s:
+            listed = await objects.call_keys(number, until_s)
+            meeting.listing_s = waited_s + (self._turn_length_s() if self._roll else 0.0)
+        if self._roll is None and not (listed and self._has_first_turn(number, meeting, listed)):
+            meeting.has_turn = False
+            return
+        known = {objects.call_key(number, name) for name in (self.name, *meeting.calls)}
+        polled = () if are_many else (objects.call_key(number, name) for name in missing)
+        keys = dict.fromkeys([*polled, *listed])
+        calls = await objects.calls([key for key in keys if key not in known], until_s)
+        meeting.calls |= {call.name: call for call in calls}
+
+    def _has_first_turn(self, number: int, meeting: _Meeting, listed: Sequence[str]) -> bool:
+        """True if this worker writes the first roll: no other has come for long enough."""
+        if len(listed) > meeting.listed:
+            meeting.listed, meeting.last_arrival_s = len(listed), meeting.waited_s
+        mine = self._objects.call_key(number, self.name)
+        turn_s = min(_SETTLE_S, self._timeouts.floor_s)
+        turn_s += self._turns_s(sum(key < mine for key in listed))
+        meeting.listing_s = meeting.last_arrival_s + turn_s
+        return meeting.waited_s >= meeting.listing_s
 
     def _missing(self, meeting: _Meeting) -> list[str]:
         names = () if self._roll is None else self._roll.names
@@ -207,7 +221,7 @@ class Session:
         """Write the next roll, once all expected workers reported or the wait was long enough."""
         until_s, waited_s = self._objects.until_s(), meeting.waited_s
         is_late = waited_s >= self._patience_s()
-        lost = await self._lost.among(self._missing(meeting))
+        lost = await self._lost.first_of(self._missing(meeting))
         names = () if self._roll is None else self._roll.names
         expected = [name for name in names if name not in lost]
         all_calls = [self._call(phase), *meeting.calls.values()]
@@ -215,11 +229,6 @@ class Session:
         here = {identity_of(call.name) for call in calls}
         if not is_late and any(identity_of(name) not in here for name in expected):
             return None
-        if self._roll is None:
-            earlier = sum(call.name < self.name for call in calls)
-            turn_s = min(_SETTLE_S, self._timeouts.floor_s) + earlier * self._turn_length_s()
-            if waited_s - meeting.last_arrival_s < turn_s:
-                return None
         roll = self._next_roll(calls)
         if roll is None and is_late:
             # Some may have come further and died, and nothing leads there.
@@ -259,6 +268,10 @@ class Session:
     def _turn_length_s(self) -> float:
         return max(_LEAST_TURN_S, self._timeouts.late() / 4)
 
+    def _turns_s(self, earlier: int) -> float:
+        """When a worker after `earlier` others has its turn, each with twice as many workers."""
+        return earlier.bit_length() * self._turn_length_s()
+
     def _patience_s(self) -> float:
         """Seconds to wait for the workers of the last roll."""
         late_s = self._timeouts.late()
@@ -276,9 +289,9 @@ class Session:
         identities = [identity_of(name) for name in self._roll.names]
         mine = identity_of(self.name)
         if mine in identities:
-            return identities.index(mine) * self._turn_length_s()
+            return self._turns_s(identities.index(mine))
         # The others know more than a newcomer does.
-        return self._patience_s() + len(identities) * self._turn_length_s()
+        return self._patience_s() + self._turns_s(len(identities))
 
     def _check_waits_in_vain(self, meeting: _Meeting) -> None:
         waited_s = meeting.waited_s
@@ -510,7 +523,11 @@ class Session:
             logged[0],
             place=logged[0].place if len({each.place for each in logged}) == 1 else "",
             nbytes=sum(each.nbytes for each in logged),
-            facts=tuple(facts for each in logged for facts in each.facts),
+            facts=tuple(
+                {name: fact for name, fact in facts.items() if name not in _OWN_FACTS}
+                for each in logged
+                for facts in each.facts
+            ),
         )
         facts = logged[0].facts[0]
         for rank, kind in facts["kinds"].items():
@@ -561,6 +578,7 @@ class _Meeting:
         turn_s: after how long a wait this worker writes the roll.
         began_s: when the wait began.
         listing_s: after how long it lists the reports of workers that it does not know.
+        listed: how many workers were, before the first roll.
         last_arrival_s: after how long such a worker came last.
         has_turn: whether it has read the reports, to write the roll.
         calls: reports by name.
@@ -569,6 +587,7 @@ class _Meeting:
     turn_s: float
     began_s: float
     listing_s: float = 0.0
+    listed: int = 0
     last_arrival_s: float = 0.0
     has_turn: bool = False
     calls: dict[str, WorkerReport] = field(default_factory=dict[str, WorkerReport])

@@ -110,8 +110,12 @@ class Shard:
         messages = await self.objects.messages(
             round.place, int(facts["workers"]), until_s, nbytes=round.nbytes
         )
-        if messages is None:
+        roll = await self.objects.roll(int(round.place.split("/")[2]), until_s)
+        if messages is None or roll is None:
             return None
+        uncounted = set(facts["uncounted"])
+        counted = [name for rank, name in enumerate(roll.names) if rank not in uncounted]
+        facts = {**facts, "counted": counted}
         return RoundRecord(version=round.version, facts=facts, messages=messages)
 
     async def load(self, newest: NewestState) -> bool | None:
@@ -157,11 +161,13 @@ class Shard:
     def logged(self, record: RoundRecord) -> LoggedRound:
         """Where the messages of a round are that counted, of this rank."""
         assert self.group is not None
+        counted = set(record.facts["counted"])
+        uncounted = [rank for rank, name in enumerate(self.group.names) if name not in counted]
         return LoggedRound(
             version=record.version,
             place=self.group.place_of(record.messages),
             nbytes=sum(message.nbytes for message in record.messages),
-            facts=(record.facts,),
+            facts=({**record.facts, "uncounted": uncounted},),
         )
 
     # -- snapshots ---------------------------------------------------------------------------------

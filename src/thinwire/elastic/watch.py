@@ -74,12 +74,14 @@ class BucketWatch:
         roll, roll_age_s = None, None
         if self._number:
             roll = await objects.roll(self._number, until_s)
+            roll = roll and await objects.with_metrics(roll, until_s)
             stamp = await objects.store.stamp(objects.roll_key(self._number), until_s)
             # Clocks may differ.
             roll_age_s = None if stamp is None else max(0.0, time.time() - stamp[1])
         calls: list[WorkerReport] = []
         if roll is None or not roll.is_over:
-            calls = latest_calls(await objects.further_calls(self._number + 1, (), until_s))
+            keys = await objects.call_keys(self._number + 1, until_s)
+            calls = latest_calls(await objects.calls(keys, until_s))
         if roll is None and not calls:
             raise self._nothing(
                 "nothing of that name is there, or none of it opens with this token"

@@ -8,7 +8,7 @@ import logging
 import os
 import re
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ _LOG = logging.getLogger(__name__)
 _PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.02, 1.0, 1.5
 # A request that takes longer has lost its connection, and is sent again.
 _REQUEST_S, _SLOWEST_BYTES_PER_S = 30.0, 32_000
-_AT_ONCE, _POLLED = 16, 4
+_AT_ONCE, _POLLED, _LISTED, _TOGETHER = 16, 4, 1000, 64
 _ADDRESS = re.compile(r"https?://[^/\s]+")
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 # A redirect leads to the bucket's region. A wrong request stays wrong, except with these statuses.
@@ -188,7 +188,9 @@ class ObjectStore:
 
         async def listed() -> list[Any]:
             # Every store supports a request without an offset.
-            pages = self._obstore.list(self._store, prefix, offset=after or None)
+            pages = self._obstore.list(
+                self._store, prefix, offset=after or None, chunk_size=_LISTED
+            )
             return [page async for page in pages]
 
         # A folder does not exist before its first object.
@@ -240,7 +242,7 @@ class ObjectStore:
         timeout_s: float,
         nbytes: int,
         absent_s: deque[float] | None = None,
-        lost: Callable[[Collection[int]], Awaitable[set[int]]] | None = None,
+        lost: Callable[[Collection[int]], Coroutine[Any, Any, set[int]]] | None = None,
     ) -> dict[int, memoryview]:
         """Read objects as they appear; leave out those that do not appear in time.
 
@@ -258,16 +260,11 @@ class ObjectStore:
         began_s, pause_s = now_s(), _PAUSE_S
         until_s, seen_s = began_s + timeout_s, 0.0
         expected_s = began_s + min(absent_s or (), default=0.0)
-        some = asyncio.Semaphore(_AT_ONCE)
-
-        async def look(key: str) -> memoryview | None:
-            async with some:
-                return await self.get(key, until_s, nbytes=nbytes)
-
         asked = list(missing)
         while missing:
             asked_s = now_s()
-            there = await together(*(look(missing[worker]) for worker in asked))
+            looks = (self.get(missing[worker], until_s, nbytes=nbytes) for worker in asked)
+            there = await together(*looks, at_once=_AT_ONCE)
             come = {w: p for w, p in zip(asked, there, strict=True) if p is not None}
             found |= come
             missing = {worker: key for worker, key in missing.items() if worker not in come}
@@ -361,8 +358,11 @@ def now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def together(*work: Awaitable[Any]) -> list[Any]:
-    """Run all of `work` and return their results; if one fails, cancel the others.
+async def together(*work: Coroutine[Any, Any, Any], at_once: int = _TOGETHER) -> list[Any]:
+    """Run `work`, up to `at_once` of them at a time, and return their results; if one fails,
+    cancel the others.
+
+    A request is a connection, and a process may have about a thousand.
 
     >>> async def one(): return 1
     >>> async def both(): return await together(one(), one())
@@ -371,14 +371,24 @@ async def together(*work: Awaitable[Any]) -> list[Any]:
     """
     if len(work) < 2:
         return [await each for each in work]
-    tasks = [asyncio.ensure_future(each) for each in work]
+    waiting = iter(enumerate(work))
+    results: list[Any] = [None] * len(work)
+
+    async def some() -> None:
+        for index, each in waiting:
+            results[index] = await each
+
+    tasks = [asyncio.ensure_future(some()) for _ in work[:at_once]]
     try:
-        return list(await asyncio.gather(*tasks))
+        await asyncio.gather(*tasks)
     except BaseException:
+        for _, each in waiting:
+            each.close()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
+    return results
 
 
 def _opened(url: str, options: Mapping[str, str]) -> Any:

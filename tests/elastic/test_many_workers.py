@@ -1,0 +1,207 @@
+"""What grows with the number of workers grows no faster than it must."""
+
+import asyncio
+import gc
+import json
+import logging
+import time
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+import elastic_simulation
+from elastic_simulation import Fault, Setup, Simulation
+from thinwire.elastic.alive import FEW, LostWorkers
+from thinwire.elastic.roll import View, WorkerReport, next_roll
+from thinwire.elastic.run_objects import RunObjects
+from thinwire.membership import Progress, Replay, RoundRecord
+from thinwire.transport.object_store import ObjectStore, now_s, together
+from virtual_time import StoreFaults, VirtualLoop, VirtualStore
+
+RUN = "run/"
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+class Watched(Simulation):
+    """Counts requests by kind and place, and remembers what was written."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.asked = Counter[tuple[str, str]]()
+        self.written: dict[str, bytes] = {}
+        for kind in ("get_async", "list"):
+            setattr(self.store, kind, self._counted(kind, getattr(self.store, kind)))
+
+    def _counted(self, kind, ask):
+        def counted(store, key, **options):
+            self.asked[kind, key.split("/")[1]] += 1
+            return ask(store, key, **options)
+
+        return counted
+
+    def _wrote(self, key: str, raw: bytes) -> None:
+        self.written[key] = raw
+        super()._wrote(key, raw)
+
+    def objects(self, area: str) -> dict[str, bytes]:
+        """What was written last below `area`, without checksums."""
+        found = {key: raw[:-4] for key, raw in self.written.items() if key.startswith(RUN + area)}
+        assert found
+        return found
+
+
+def run_of(workers: int, **changes) -> Watched:
+    setup = Setup(
+        **{"seed": workers, "rounds": 2, "left_over": 0, "fragments": 1, "kind": "gather"},
+        **{"min_workers": 1, "train_s": 20.0, "spread": 0.1, "floor_s": 10.0, "checkpoints": 0.0},
+        starts_s=[0.01 * n for n in range(workers)],
+        snapshot_after=4.0,
+        store=StoreFaults(latency_s=0.02),
+    )
+    simulation = Watched(replace(setup, **changes))
+    simulation.run()
+    return simulation
+
+
+# -- what workers read of each other ---------------------------------------------------------------
+
+
+@pytest.fixture(name="many", scope="module")
+def many_fixture() -> Watched:
+    return run_of(3 * FEW)
+
+
+def test_a_report_does_not_grow_with_the_number_of_workers(many) -> None:
+    lengths = [max(map(len, run.objects("call/00000003").values())) for run in (run_of(2), many)]
+    assert lengths[1] < lengths[0] + 20
+
+
+def test_a_roll_has_a_name_of_each_worker_and_nothing_else(many) -> None:
+    names = 3 * FEW * len('"w00:00000001", ')
+    short, raw = run_of(2).objects("roll/00000003"), many.objects("roll/00000003")
+    assert len(*raw.values()) < len(*short.values()) + names
+    (roll,), (metrics,) = (
+        map(json.loads, each.values()) for each in (raw, many.objects("metrics"))
+    )
+    assert roll["metrics"] == {}
+    assert metrics.keys() == set(roll["names"])
+
+
+def test_one_worker_reads_the_reports_and_polls_for_none_of_them(many) -> None:
+    rolls, others = len(many.checks.rolls), 3 * FEW - 1
+    # Before the first roll, too; and in the last wait for a few, their reports are polled for.
+    assert many.asked["get_async", "call"] < rolls * others * 1.5
+    assert many.asked["list", "call"] < rolls * others
+
+
+def test_a_round_that_is_replayed_has_the_names_that_counted(monkeypatch) -> None:
+    """Reports and rolls tell who did not count, and by rank."""
+    replayed = list[RoundRecord]()
+
+    class Noting(elastic_simulation.Worker):
+        def replay(self, missed: Replay) -> None:
+            replayed.extend(missed.records)
+            super().replay(missed)
+
+    monkeypatch.setattr(elastic_simulation, "Worker", Noting)
+    run = run_of(4, rounds=4, starts_s=[0.0, 0.1, 30.0, 75.0], snapshot_after=100.0)
+    began = {roll.position.version: roll.names for roll in run.checks.rolls}
+    uncounted = [record.facts["left_out"] for record in replayed]
+    assert [] in uncounted
+    assert [2] in uncounted
+    for record, left_out in zip(replayed, uncounted, strict=True):
+        names = enumerate(began[record.version - 1])
+        assert record.facts["counted"] == [name for rank, name in names if rank not in left_out]
+
+
+# -- how long they wait ----------------------------------------------------------------------------
+
+
+def test_a_newcomer_goes_on_after_many_dead_workers_within_minutes() -> None:
+    kill = Fault(kind="kill", slot=-1, at_s=12.0, back="never")
+    workers = 3 * FEW
+    starts_s = [*(0.01 * n for n in range(workers)), 40.0]
+    run = run_of(workers, starts_s=starts_s, faults=[kill])
+    assert run.checks.rolls[-1].is_over
+    assert run.loop.time() < 180
+
+
+def test_signs_of_life_are_looked_up_for_a_few_of_many_missing_workers(request) -> None:
+    loop = VirtualLoop(Random(1))
+    request.addfinalizer(loop.close)
+    store, names = ObjectStore("memory://"), [f"w{n}:1" for n in range(4 * FEW)]
+    virtual = VirtualStore(loop, Random(2), StoreFaults(), lambda key, raw: None)
+    store._obstore = virtual
+    objects = RunObjects(store, "run", None)
+    lost = LostWorkers(objects, 10.0)
+
+    async def found() -> set[str]:
+        for _ in range(5):
+            await lost.first_of(names)
+            await asyncio.sleep(2.0)
+        return await lost.first_of(names)
+
+    async def look() -> None:
+        await lost.first_of(names)
+        assert virtual.requests == FEW
+        # All of these are lost, so that the others may be, too.
+        assert await found() == set(names[:FEW])
+        assert await found() == set(names)
+
+    loop.run_until_complete(look())
+
+
+# -- one process -----------------------------------------------------------------------------------
+
+
+def test_few_requests_are_made_at_once() -> None:
+    running = most = 0
+
+    async def one(number: int) -> int:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        if number == 900:
+            raise ValueError
+        return number
+
+    assert asyncio.run(together(*map(one, range(900)))) == list(range(900))
+    assert most == 64
+    # What was not begun is closed: else a warning ends this test.
+    with pytest.raises(ValueError):
+        asyncio.run(together(*map(one, range(2000))))
+    gc.collect()
+
+
+def test_a_listing_of_a_thousand_names_is_one_request() -> None:
+    store = ObjectStore("memory://")
+
+    async def listed() -> int:
+        until_s = now_s() + 10
+        for number in range(1001):
+            await store.put(f"a/{number}", memoryview(b"a"), until_s, lambda _: True)
+        return len(await store.sizes("a/", until_s))
+
+    assert asyncio.run(listed()) == 1001
+    assert store.requests.lists == 2
+
+
+def test_a_roll_of_twenty_thousand_workers_is_concluded_at_once() -> None:
+    at = Progress(version=1, step=2, digest="ab")
+    calls = [WorkerReport(name=f"{n:05}:1", phase="round", position=at) for n in range(20_000)]
+    before = View(number=1, names=tuple(call.name for call in calls), phase="round", position=at)
+    began_s = time.process_time()
+    roll = next_roll(before, calls, me=calls[0].name, min_workers=1, largest_log=1)
+    assert roll is not None
+    assert roll.names == before.names
+    assert time.process_time() - began_s < 1
