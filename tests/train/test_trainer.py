@@ -192,7 +192,7 @@ def test_a_run_killed_at_any_moment_and_resumed_ends_as_if_it_had_not_been(
     assert inner_s == sorted(inner_s), "seconds before the kill are forgotten"
 
 
-@pytest.mark.slow
+@pytest.mark.slow_cases("noloco", "streaming")
 @pytest.mark.parametrize("method", ["diloco", "streaming_diloco:tau=3", "noloco"])
 def test_a_killed_rank_ends_the_others_and_all_resume(tiny, tmp_path, method: str) -> None:
     config = tiny(method, steps=120, global_batch=8)
