@@ -359,10 +359,13 @@ def now_s() -> float:
 
 
 async def together(*work: Coroutine[Any, Any, Any], at_once: int = _TOGETHER) -> list[Any]:
-    """Run `work`, up to `at_once` of them at a time, and return their results; if one fails,
-    cancel the others.
+    """Run `work`, some at a time, and return the results; if one fails, cancel the others.
 
-    A request is a connection, and a process may have about a thousand.
+    A request is a connection, of which a process may have about a thousand.
+
+    Args:
+        work: what runs.
+        at_once: how many of them, at most.
 
     >>> async def one(): return 1
     >>> async def both(): return await together(one(), one())
