@@ -4,13 +4,12 @@ python benchmarks/claims.py small OUT              two cores, under half an hour
 python benchmarks/claims.py medium OUT             the main claims at 2.0M parameters: a day and a
                                                    night, or --minutes at a time; on a GPU, too
 
-Runs that are in OUT are kept and unfinished ones go on. First the rates of every family, and of
-every arm of another K or H, are searched by one rule, unless benchmarks/results/ has them; then all
-arms run with seed 0, then 1, then 2. At the end losses are compared with those in
-benchmarks/results/. If there are none, or with --write, those of all seeds are written there, and
-docs/claims-SETTING.md. After a change of some arms, --write --arms "ARM" "ARM" searches and runs
-these alone and keeps the rows of all others; --judge runs nothing, and writes what today's rules
-say of the committed rows.
+Runs that are in OUT are kept and unfinished ones go on. All arms run with seed 0, then 1, then 2,
+and losses are compared with those in benchmarks/results/. If there are none, or with --write, those
+of all seeds are written there, and docs/claims-SETTING.md; then the rates of every family, and of
+every arm of another K or H, are first searched by one rule, unless benchmarks/results/ has them.
+After a change of some arms, --write --arms "ARM" "ARM" searches and runs these alone and keeps the
+rows of all others; --judge runs nothing, and writes what today's rules say of the committed rows.
 """
 
 import json
@@ -95,7 +94,8 @@ def _test(setting: Setting, command: Command) -> None:
         if setting.corpus is not None:
             corpus = str(setting.corpus(command.out / "corpus"))
             setting = replace(setting, changes={**setting.changes, "data.corpus": corpus})
-        _search_missing(setting, command.out / "tuning", command.arms)
+        if command.write or not _file(setting).is_file():  # else the committed rates are compared
+            _search_missing(setting, command.out / "tuning", command.arms)
     setting = tuned(setting)
     if command.judge:
         return _write(setting, result(setting, {}, _committed(setting)))

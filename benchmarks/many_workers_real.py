@@ -1,6 +1,6 @@
 """What a round of real processes costs as they become many: seconds and requests to a folder.
 
-python benchmarks/many_workers_real.py OUT       resumable; some minutes on two cores
+python benchmarks/many_workers_real.py OUT       resumable; 16 and 32 have not been run yet
 
 Processes that are forked once torch is imported, so that many fit into memory, train a model of 65
 numbers for six rounds; all of them share a folder. Bytes and requests of messages are those of the

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import claim_tuning
+import claims
 import wire_claims
 from claim_arms import arms, kind
 from claim_list import NOT_RUN, OPPOSITE, REPRODUCED, UNDECIDED, Claim, judge, verdicts
@@ -135,6 +136,16 @@ def test_a_search_ends_where_every_step_is_worse_and_says_if_it_did_not(monkeypa
     assert len(tried) == len(found["candidates"]) == len(ran) - 2 <= claim_tuning.MOST
     best["inner_lr"] = 1.0  # too far away
     assert claim_tuning.search(config, Path())["at_the_edge_of"] == list(best)
+
+
+def test_what_repeats_the_committed_runs_searches_nothing(monkeypatch, tmp_path) -> None:
+    searched = list[Path]()
+    monkeypatch.setattr(claims, "_search_missing", lambda setting, out, only: searched.append(out))
+    monkeypatch.setattr(claims, "_run", lambda *_: None)
+    for write in (False, True):
+        with pytest.raises(TypeError):  # what `_run` returns here is no pair
+            claims._test(SMALL, claims.Command(setting="small", out=tmp_path, write=write))
+    assert searched == [tmp_path / "tuning"]
 
 
 def test_a_search_validates_on_documents_that_no_result_is_of(tmp_path) -> None:
