@@ -83,8 +83,10 @@ def test_a_state_without_its_residuals_is_refused(exchange) -> None:
     ("codec", "workers", "gathers"),
     [
         (codecs.Identity(), 1, True),
-        (codecs.Identity(), 4, True),
+        (codecs.Identity(), 2, True),
+        (codecs.Identity(), 3, False),
         (codecs.Identity(), 5, False),
+        (codecs.CastBF16(), 4, True),
         (codecs.CastBF16(), 5, False),
         (codecs.Quantise(bits=4), 8, True),
         (codecs.Quantise(bits=4), 16, False),
@@ -95,6 +97,15 @@ def test_a_state_without_its_residuals_is_refused(exchange) -> None:
 def test_automatic_gathers_among_few_or_while_it_is_little(codec, workers, gathers) -> None:
     chosen = tw.Automatic(otherwise=OWNED).choose(codec, LAYOUT, MEAN, workers)
     assert chosen == (tw.Gather() if gathers else OWNED)
+
+
+def test_automatic_gathers_lossless_payloads_among_few_where_it_reads_no_less_otherwise() -> None:
+    identity, small = codecs.Identity(), Layout.vector(139)
+    assert tw.Automatic().choose(identity, small, MEAN, 4) == tw.Gather()
+    assert tw.Automatic().choose(identity, small, MEAN, 5) == tw.ReduceScatter()
+    # Rules that guard against members judge whole vectors.
+    for guard in (tw.TrimmedMean(), tw.DropOutliers()):
+        assert tw.Automatic().choose(identity, LAYOUT, guard, 4) == tw.Gather()
 
 
 def test_automatic_takes_its_number_of_few_and_gathers_what_needs_whole_tensors() -> None:

@@ -278,6 +278,9 @@ class Codec(ABC):
     is_sparse: bool = False
     """True if it leaves numbers out, which then decode to zero."""
 
+    is_lossless: bool = False
+    """True if decode(encode(x)) = x."""
+
     @abstractmethod
     def bind(self, layout: Layout, *, device: torch.device | None = None) -> BoundCodec:
         """Lay out vectors of `layout`: shapes decide which numbers share a scale or a chunk.

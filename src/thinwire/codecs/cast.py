@@ -77,6 +77,7 @@ class Identity(_Cast):
     """
 
     id = "identity/f32"
+    is_lossless = True
 
     _dtype: ClassVar[torch.dtype] = torch.float32
 

@@ -15,7 +15,14 @@ from typing import Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from thinwire.aggregate import Aggregate, Payloads, aggregate_valid, clipped_of, combined
+from thinwire.aggregate import (
+    Aggregate,
+    MeanOverWorkers,
+    Payloads,
+    aggregate_valid,
+    clipped_of,
+    combined,
+)
 from thinwire.blocks import DenseVector, LazyVector, StreamedVector, VectorPart
 from thinwire.checksums import checksums, refuse_vector
 from thinwire.codecs import BoundCodec, Codec
@@ -209,11 +216,12 @@ class ReduceScatter(Exchange):
 class Automatic(Exchange):
     """Gathers up to a few workers, or while what arrives is no more than the vector in fp32.
 
-    gather receives (K - 1) B bytes for payloads of B; reduce-scatter 2 B, but encodes twice. An
-    aggregate that is not elementwise is always gathered: it needs whole tensors.
+    gather receives (K - 1) B bytes for payloads of B; reduce-scatter 2 (K - 1) B / K, but encodes
+    twice. A plain mean of lossless payloads has the same bits by either, and takes the one with
+    fewer bytes. An aggregate that is not elementwise is always gathered: it needs whole tensors.
 
     Args:
-        few: K up to which the answer is always gather.
+        few: K up to which all other payloads are gathered.
         otherwise: the reduce-scatter for the other cases.
 
     Raises:
@@ -231,9 +239,18 @@ class Automatic(Exchange):
 
     def choose(self, codec: Codec, layout: Layout, aggregate: Aggregate, workers: int) -> Exchange:
         """The exchange for so many workers: `Gather` or `otherwise`."""
-        received_bytes = (workers - 1) * codec.payload_nbytes(layout)
-        few = workers <= self.few or received_bytes <= 4 * layout.numel
-        return Gather() if few or not aggregate.elementwise else self.otherwise
+
+        def received(exchange: Exchange) -> int:
+            return exchange.sizes(codec, layout, aggregate, workers=workers, rank=0).received_nbytes
+
+        is_little = (workers - 1) * codec.payload_nbytes(layout) <= 4 * layout.numel
+        if is_little or not aggregate.elementwise:
+            return Gather()
+        if workers > self.few:
+            return self.otherwise
+        is_same = codec.is_lossless and isinstance(aggregate, MeanOverWorkers)
+        # Shards are cut between rows, so those of a small vector may be no smaller than it is.
+        return min((Gather(), self.otherwise)[: 1 + is_same], key=received)
 
 
 def peers_of(workers: int, *, round: int, seed: int) -> list[int]:
