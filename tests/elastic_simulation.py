@@ -627,8 +627,10 @@ class Checks:
             _hold(now.step == self._setup.steps, f"the end is at {now}")
 
     def is_passed(self, ranks: Sequence[Worker]) -> bool:
-        """Whether the run has been where a worker is."""
+        """Whether the run has been where a worker is, with all of its ranks at one version."""
         last = self.rolls[-1].position
+        if len({rank.version for rank in ranks}) > 1:
+            return False
         for rank in ranks:
             at, here = (last.version, digest_of(last, rank.index)), rank.progress()
             while at[0] > here.version:
