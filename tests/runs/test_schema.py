@@ -166,7 +166,7 @@ DAMAGE = [
     (summary(val_loss=1.0), "the last record has val_loss 2.0"),
     (summary(sent_bytes_per_worker=1), "the last record has sent_bytes"),
     (summary(contributions={"a": {"outlier": -1}}), "summary.json cannot be used: Expected `int`"),
-    (file("data.json", "{}"), "data.json cannot be used: Object missing required field `fingerpr"),
+    (file("data.json", "{}"), "data.json has fingerprint missing"),
     (disorder, "step 7 after 20"),
 ]
 

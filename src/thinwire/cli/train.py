@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -100,15 +101,23 @@ class Train(TrainFlags):
         connection: ElasticConfig | None,
         console: Console,
     ) -> Sequence[Observer]:
-        from thinwire.train.observers import OnFirstRecord, Terminal, tensorboard, tracker
+        from thinwire.train.observers import OnRecord, Terminal, tensorboard, tracker
 
         if self.resume:
             found = f"continues from step {step}" if step else "has no checkpoint: begins at step 0"
             say(console, f"{out}: {found}")
         is_fixed = connection is None or connection.is_fixed
         team = f"K={config.workers}" if is_fixed else "elastic"
+        unwritten = [partial(write_settings, out, self.settings(config))]
+
+        def write_first(_: dict[str, Any]) -> None:
+            # A run that cannot start leaves nothing behind, and a full disk ends no training.
+            while unwritten:
+                with suppress(OSError):
+                    unwritten.pop()()
+
         observers: list[Observer] = [
-            OnFirstRecord(partial(write_settings, out, self.settings(config))),
+            OnRecord(write_first),
             Terminal(console, title=f"{self.method} {team}", steps=config.steps),
         ]
         if self.tensorboard:

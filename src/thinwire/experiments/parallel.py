@@ -10,13 +10,14 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, cast
 
 from thinwire.errors import ConfigurationError, check
 from thinwire.experiments.runners import MakeObserver, PlannedRun, carry_out
-from thinwire.train.observers import Observer
+from thinwire.train.observers import Observer, OnRecord
 from thinwire.train.workers.group import cores
 
 # A run whose process died is continued once from its checkpoint; if it dies again, it always would.
@@ -182,7 +183,7 @@ def _carry_out_all(pipe: Connection, share: list[int]) -> None:
                 _send(pipe, f"{type(error).__name__}: {error}")
                 continue
             with _output_in(run.log):
-                failure = carry_out(run, _Messenger(pipe), len(share))
+                failure = carry_out(run, OnRecord(partial(_send, pipe)), len(share))
             _send(pipe, failure)
 
 
@@ -210,14 +211,6 @@ def _output_in(log: Path) -> Generator[None]:
             with suppress(OSError):
                 if log.stat().st_size == 0:
                     log.unlink()
-
-
-class _Messenger(Observer):
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
-
-    def record(self, record: dict[str, Any]) -> None:
-        _send(self._pipe, record)
 
 
 def _send(pipe: Connection, message: dict[str, Any] | str | None) -> None:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from thinwire.elastic.events import Event
 from thinwire.errors import CheckpointError, ConfigurationError, ThinwireError
 from thinwire.experiments.experiment import Experiment
 from thinwire.experiments.grid import VariantSpec, configure
@@ -26,7 +25,7 @@ from thinwire.runs.status import (
 )
 from thinwire.runs.variants import Variant
 from thinwire.train.config import TrainConfig
-from thinwire.train.observers import Observer
+from thinwire.train.observers import Observer, OnRecord
 from thinwire.train.trainer import resume
 from thinwire.train.workers.group import cores
 
@@ -100,7 +99,9 @@ def carry_out(run: PlannedRun, shown: Observer, cores: int) -> str | None:
     """
     try:
         forget_failure(run.folder)
-        resume(_with_threads(run, cores), run.folder, lambda _config, _step: [_Open(shown)])
+        # Without the end, after which it is known how the run ended.
+        watching = OnRecord(shown.record)
+        resume(_with_threads(run, cores), run.folder, lambda _config, _step: [watching])
     except Exception as error:  # whatever it is, the other runs continue
         kind, why = type(error).__name__, str(error).strip() or repr(error)
         # After a ConfigurationError the folder may belong to another process, which writes there.
@@ -116,19 +117,6 @@ def carry_out(run: PlannedRun, shown: Observer, cores: int) -> str | None:
     finally:
         shown.close()
     return None
-
-
-class _Open(Observer):
-    """Passes on everything but the end, after which the result of the run is known."""
-
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-
-    def record(self, record: dict[str, Any]) -> None:
-        self._observer.record(record)
-
-    def event(self, event: Event) -> None:
-        self._observer.event(event)
 
 
 def _with_threads(run: PlannedRun, cores: int) -> TrainConfig:

@@ -249,7 +249,9 @@ def read_finished(folder: Path) -> FinishedRun:
     config, noted = read_config(folder), folder / "data.json"
     summary, records = read_summary(folder, config), tuple(_records(folder / "metrics.jsonl"))
     data = read_object(noted) if noted.exists() else None
-    corpus = None if data is None else _typed(data, _Fingerprint, noted.name).fingerprint
+    corpus = None if data is None else data.get("fingerprint")
+    if data is not None and not isinstance(corpus, str):
+        raise _corrupt(f"{noted.name} has fingerprint {_short(corpus)}")
     if not records:
         raise _corrupt("metrics.jsonl is empty")
     last = records[-1]
@@ -268,10 +270,6 @@ def read_finished(folder: Path) -> FinishedRun:
     return FinishedRun(
         folder=folder, config=config, summary=summary, records=records, corpus=corpus
     )
-
-
-class _Fingerprint(msgspec.Struct):
-    fingerprint: str
 
 
 def _records(file: Path) -> Iterator[RunRecord]:

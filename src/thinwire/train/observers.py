@@ -6,7 +6,6 @@ import platform
 import textwrap
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,20 +71,6 @@ class FolderWriter(Observer):
             # The thread that logged the event may be in an exchange, which a full disk must not
             # fail; the event is also in the log and the summary.
             _LOG.warning("%s", error)
-
-
-class OnFirstRecord(Observer):
-    """Calls `act` once the run has a first record: one that cannot start leaves nothing behind."""
-
-    def __init__(self, act: Callable[[], object]) -> None:
-        self._acts = [act]
-
-    def record(self, record: dict[str, Any]) -> None:
-        """Call it, the first time."""
-        del record
-        while self._acts:
-            with suppress(OSError):  # a full disk ends no training
-                self._acts.pop()()
 
 
 def forward_events(log: EventLog, observers: Sequence[Observer]) -> None:
@@ -184,15 +169,18 @@ class Terminal(Observer):
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-class _ScalarWriter(Observer):
-    def __init__(self, write: Any, close: Any) -> None:
-        self._write, self._close = write, close
+class OnRecord(Observer):
+    """Calls `act` with each record, and `close` at the end."""
+
+    def __init__(self, act: Callable[[dict[str, Any]], object], close: Any = bool) -> None:
+        self._act, self._close = act, close
 
     def record(self, record: dict[str, Any]) -> None:
-        step = record["step"]
-        self._write({key: value for key, value in record.items() if key != "step"}, step)
+        """Pass it on."""
+        self._act(record)
 
     def close(self) -> None:
+        """Pass on the end."""
         self._close()
 
 
@@ -204,11 +192,11 @@ def tensorboard(folder: Path) -> Observer:
     """
     writer = _package("tensorboard", "torch.utils.tensorboard").SummaryWriter(str(folder))
 
-    def write(scalars: dict[str, float], step: int) -> None:
-        for name, value in scalars.items():
-            writer.add_scalar(name, value, step)
+    def write(record: dict[str, Any]) -> None:
+        for name in record.keys() - {"step"}:
+            writer.add_scalar(name, record[name], record["step"])
 
-    return _ScalarWriter(write, writer.close)
+    return OnRecord(write, writer.close)
 
 
 def tracker(package: str, project: str, **described: Any) -> Observer:
@@ -230,7 +218,11 @@ def tracker(package: str, project: str, **described: Any) -> Observer:
         because = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         do = f"correct the project's name or {package}'s settings, or leave --{package} out"
         raise ConfigurationError(what, because=because, do=do) from error
-    return _ScalarWriter(lambda scalars, step: run.log(scalars, step=step), run.finish)
+
+    def log(record: dict[str, Any]) -> None:
+        run.log({k: value for k, value in record.items() if k != "step"}, step=record["step"])
+
+    return OnRecord(log, run.finish)
 
 
 def _package(name: str, module: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,11 +51,17 @@ class Tokenizer:
 
 
 class PretrainedTokenizer(Tokenizer):
-    """A tokenizer of `transformers`; its end-of-text token, if it has one, ends a document."""
+    """A tokenizer of `transformers`; its end-of-text token, if it has one, ends a document.
 
-    def __init__(self, pretrained: Any) -> None:
+    Args:
+        pretrained: the tokenizer.
+        trained: here, as a byte-level BPE of `tokenizers` that knows the separator; bytes that are
+            not UTF-8 become U+FFFD.
+    """
+
+    def __init__(self, pretrained: Any, *, trained: bool = False) -> None:
         super().__init__(len(pretrained))
-        self._pretrained = pretrained
+        self._pretrained, self._is_trained = pretrained, trained
         end = pretrained.eos_token_id
         self._end: list[int] = [] if end is None else [int(end)]
 
@@ -65,7 +71,10 @@ class PretrainedTokenizer(Tokenizer):
         parts = self._ids(pieces(text))
         return np.concatenate([np.empty(0, dtype), *(np.asarray(ids, dtype) for ids in parts)])
 
-    def _ids(self, texts: Iterable[str]) -> Iterator[list[int]]:
+    def _ids(self, texts: Iterator[str]) -> Iterator[list[int]]:
+        while self._is_trained and (group := list(itertools.islice(texts, _PIECES_AT_ONCE))):
+            encode = self._pretrained.backend_tokenizer.encode_batch_fast
+            yield from (encoding.ids for encoding in encode(group))
         encode = partial(self._pretrained.encode, add_special_tokens=False)
         for text in texts:
             *ended, rest = text.split(SEPARATOR)
@@ -76,16 +85,6 @@ class PretrainedTokenizer(Tokenizer):
     def save(self, folder: str | Path) -> None:
         """Write the tokenizer as `transformers` does."""
         self._pretrained.save_pretrained(str(folder))
-
-
-class TrainedTokenizer(PretrainedTokenizer):
-    """A byte-level BPE of the `tokenizers` library; bytes that are not UTF-8 become U+FFFD."""
-
-    def _ids(self, texts: Iterable[str]) -> Iterator[list[int]]:
-        # It knows the separator, so several pieces are encoded at once.
-        texts, encode = iter(texts), self._pretrained.backend_tokenizer.encode_batch_fast
-        while group := list(itertools.islice(texts, _PIECES_AT_ONCE)):
-            yield from (encoding.ids for encoding in encode(group))
 
 
 def load_tokenizer(name: str, text: Text | None) -> Tokenizer:
@@ -114,7 +113,7 @@ def load_tokenizer(name: str, text: Text | None) -> Tokenizer:
 
         bpe = cached_bpe(text, vocab_size)
         fast = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=SEPARATOR)
-        return TrainedTokenizer(fast)
+        return PretrainedTokenizer(fast, trained=True)
     if kind == "ids" and colon:
         if text is not None:
             raise _unfit(name, "it names token ids and the corpus is text", "pass 'bytes'")
