@@ -14,7 +14,12 @@ from speed.measuring import peak_temporary_nbytes
 from thinwire.errors import ConfigurationError
 from thinwire.optim import Muon, Role, muon_groups
 from thinwire.optim.checks import SCALES
-from thinwire.optim.newton_schulz import PAPER_COEFFICIENTS, NewtonSchulz, orthogonalise
+from thinwire.optim.newton_schulz import (
+    PAPER_COEFFICIENTS,
+    NewtonSchulz,
+    _multiplies_bf16,
+    orthogonalise,
+)
 
 LR, DECAY = 0.05, 0.3
 
@@ -143,7 +148,8 @@ class TestMuonRule:
         optimizer = Muon([muon_group(params)])
         optimizer.step()
         taken = peak_temporary_nbytes(optimizer.step)[1]
-        assert 0.3 < taken / (64 * 256 * 256) < 1
+        # Where a CPU multiplies bf16 in fp32, it is a quarter more.
+        assert 0.3 < taken / (64 * 256 * 256) < (1 if _multiplies_bf16() else 1.3)
 
     @pytest.mark.usefixtures("precise")
     def test_an_iteration_is_that_of_its_group_and_goes_with_the_state(self, monkeypatch):

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import ConfigurationError
+from thinwire.optim import newton_schulz
 from thinwire.optim.newton_schulz import PAPER_COEFFICIENTS, NewtonSchulz, orthogonalise
 
 SHAPES = [(64, 64), (64, 128), (128, 32), (7, 13), (13, 7), (1, 9), (17, 1), (1, 1), (101, 103)]
@@ -54,6 +55,28 @@ def test_a_batch_is_each_matrix_by_itself():
     wanted = [orthogonalise(m, dtype=torch.float64) for m in stack.double().flatten(0, 1)]
     torch.testing.assert_close(got, torch.stack(wanted).view_as(got), rtol=0, atol=1e-12)
     assert got.shape == stack.shape
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (7, 5), (64, 64), (3, 17, 129)])
+def test_a_cpu_without_bf16_multiplies_in_fp32_and_rounds_alike(shape, monkeypatch):
+    matrices, multiply, used = random(*shape), torch.bmm, list[torch.dtype]()
+
+    def watched(left: Tensor, right: Tensor) -> Tensor:
+        used.append(left.dtype)
+        return multiply(left, right)
+
+    monkeypatch.setattr(torch, "bmm", watched)
+    got: list[Tensor] = []
+    for has_bf16 in (True, False):
+        monkeypatch.setattr(newton_schulz, "_multiplies_bf16", lambda answer=has_bf16: answer)
+        got.append(orthogonalise(matrices))
+    each = 5 if matrices.numel() else 0
+    assert used == each * [torch.bfloat16] + each * [torch.float32]
+    torch.testing.assert_close(*got, rtol=0, atol=2**-7)
+    if each:
+        # As far from fp64 as bf16 is.
+        wanted = orthogonalise(matrices, dtype=torch.float64)
+        assert 0.001 < relative_error(got[1], wanted) < 0.01
 
 
 def test_transposes_strides_and_scales_do_not_matter():
