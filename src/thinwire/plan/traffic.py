@@ -87,9 +87,9 @@ class Traffic:
             relayed: through a store or a hub, which takes each once, as a server does.
 
         >>> from thinwire import presets
-        >>> plan = traffic(presets.diloco(), Shape.of_size(1000, 2), workers=4)
+        >>> plan = traffic(presets.muloco(bits=8), Shape.of_size(1000, 2), workers=4)
         >>> plan.sent_per_round, plan.on_links(relayed=False).sent_per_round
-        (4064, 12192)
+        (1072, 3216)
         """
         messages = list[MessageSpec]()
         for m in self.messages:
