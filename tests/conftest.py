@@ -1,11 +1,14 @@
 import gc
 import signal
 from types import ModuleType
+from typing import Any
 
 import hypothesis
 import pytest
 import torch
 import wan
+
+import forked
 
 # An example may take as long as it likes: what else a machine does decides on that.
 hypothesis.settings.register_profile("busy machine", deadline=None)
@@ -14,6 +17,17 @@ hypothesis.settings.load_profile("busy machine")
 # Shells ignore Ctrl-C in what they start in the background, and so does all that it starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """All processes of pytest-xdist fork from one server, which loads while they collect."""
+    node.workerinput["server"] = forked.offered()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        forked.use(config.workerinput["server"])
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -6,6 +6,7 @@ interpreter begins and ends; tests of that start one (`processes.started`).
 """
 
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import runpy
 import shutil
@@ -26,6 +27,23 @@ ENVIRONMENT = {
 }
 
 
+SERVER: Any = multiprocessing.forkserver._forkserver
+
+
+def offered() -> dict[str, Any]:
+    """Start the server; returns what `use` takes in another process."""
+    context()
+    names = ("_forkserver_address", "_forkserver_authkey")  # the second since Python 3.14
+    return {name: getattr(SERVER, name) for name in names if hasattr(SERVER, name)}
+
+
+def use(where: Mapping[str, Any]) -> None:
+    """Fork from the server of another process: to load it takes ten seconds or more."""
+    vars(SERVER).update(where)
+    SERVER._forkserver_alive_fd = os.pipe()[1]  # each process gets one, and needs none
+    SERVER.ensure_running = lambda: None
+
+
 def context() -> Any:
     """The server; it starts with the first process."""
     server = multiprocessing.get_context("forkserver")
@@ -34,7 +52,7 @@ def context() -> Any:
     os.environ.update(ENVIRONMENT)
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # Python 3.11 forgets to pass it on
     try:
-        multiprocessing.forkserver.ensure_running()
+        SERVER.ensure_running()
     finally:
         os.environ.clear()
         os.environ.update(before)
