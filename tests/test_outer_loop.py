@@ -372,6 +372,14 @@ def test_workers_that_differ_are_told_in_what(fields, models, told: str) -> None
         connect([diloco(inner=Mine(0.1)), diloco(**{"inner": Mine(0.1), **fields})], pair)
 
 
+def test_workers_of_versions_that_exchange_otherwise_are_told_so(monkeypatch) -> None:
+    first, second = tw.transport.in_process(2)
+    alone(diloco(), transport=first)
+    monkeypatch.setattr(tw.Automatic, "choose", lambda *_: tw.ReduceScatter())
+    with pytest.raises(tw.MismatchError, match=r"in wire exchanges.* gather and .* reduce_scatter"):
+        alone(diloco(), transport=second)
+
+
 def test_workers_that_are_alike_are_taken() -> None:
     connect([diloco(), diloco(name="mine")], [build_model(), build_model()])
     connect([diloco()] * 2, [half_frozen(), half_frozen()])

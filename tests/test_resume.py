@@ -56,6 +56,11 @@ METHODS: dict[str, tw.Method] = {
     "eager, 2 bits, owners' feedback": streaming(overlap=tw.Eager(), exchange=OWNERS, **TWO_BITS),
 }
 OWNED = "diloco, 2 bits, owners' feedback"
+GATHERED = {
+    "diloco": diloco(),
+    "in flight": diloco(overlap=tw.Delay(tau=2)),
+    "momentum": diloco(feedback=tw.DecoupledMomentum(), outer=tw.outer.DecoupledNesterov(lr=0.5)),
+}
 IN_FLIGHT = [name for name in METHODS if name.startswith(("streaming", "eager"))][1:]
 
 State = dict[str, Any]
@@ -109,6 +114,22 @@ def test_a_run_goes_on_from_any_step(undisturbed, name: str, outer_device: str |
         again = build(METHODS[name], outer_device).load(copy.deepcopy(states))
         again.train(STEPS - done, first=done)
         assert outcome(again) == expected, f"after step {done}"
+
+
+@pytest.mark.parametrize("name", GATHERED)
+def test_a_state_of_when_few_gathered_goes_on_where_they_reduce_scatter(name: str, monkeypatch):
+    def chosen(exchange: tw.Gather | tw.ReduceScatter) -> None:
+        monkeypatch.setattr(tw.Automatic, "choose", lambda *_: exchange)
+
+    chosen(GATHER)
+    states = build(GATHERED[name]).train(5).states()
+    flying = [part["in_flight"] for each in states for part in each["outer"]["fragments"]]
+    assert any(int(each["round"]) for some in flying for each in some) == (name == "in flight")
+    expected = outcome(build(GATHERED[name]).load(copy.deepcopy(states)).train(5, first=5))
+    chosen(SCATTER)
+    found = outcome(build(GATHERED[name]).load(states).train(5, first=5))
+    del expected["counted"], found["counted"]
+    assert found == expected
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -249,6 +249,9 @@ class OuterLoop:
         # A newcomer to an elastic run loads the weights of the others, but not what is frozen. In a
         # resumed model that may differ, as a running average of the weights does.
         is_fixed = self._membership.is_fixed
+        if is_fixed:  # versions may differ in what `Automatic` is
+            found = [fragment.exchange.sizes.pattern for fragment in self._state.fragments]
+            description["wire exchanges"] = ", ".join(found)
         weights = self._state.own() if is_fixed else None
         frozen = None if is_fixed and is_resumed else self._live.frozen()
         tag = RoundTag(what="the workers' descriptions", round=0)

@@ -214,7 +214,7 @@ class ReduceScatter(Exchange):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Automatic(Exchange):
-    """Gathers up to a few workers, or while what arrives is no more than the vector in fp32.
+    """Gathers compressed payloads of a few workers, or what is no more than the vector in fp32.
 
     gather receives (K - 1) B bytes for payloads of B; reduce-scatter 2 (K - 1) B / K, but encodes
     twice. A plain mean of lossless payloads has the same bits by either, and takes the one with
@@ -248,9 +248,10 @@ class Automatic(Exchange):
             return Gather()
         if workers > self.few:
             return self.otherwise
-        is_same = codec.is_lossless and isinstance(aggregate, MeanOverWorkers)
+        if not (codec.is_lossless and isinstance(aggregate, MeanOverWorkers)):
+            return Gather()
         # Shards are cut between rows, so those of a small vector may be no smaller than it is.
-        return min((Gather(), self.otherwise)[: 1 + is_same], key=received)
+        return min(Gather(), self.otherwise, key=received)
 
 
 def peers_of(workers: int, *, round: int, seed: int) -> list[int]:
@@ -394,6 +395,18 @@ class ExchangeState:
             seal(message, self._header(tag, self._context.rank, shard, kind), body_checksum)
         return dict(zip(self._names, messages, strict=True))
 
+    def _cut(self, message: Tensor, tag: RoundTag) -> dict[str, Tensor]:
+        """A lossless message for all, from a checkpoint of when few gathered, as its shards."""
+        context = self._context
+        whole = context.codec.bind(context.layout, device=self._device)
+        body = body_of(message, whole.nbytes).to(self._device)
+        numbers = whole.decode(body, round=tag.round)
+        shards = [blank_message(codec.nbytes, context.storage) for codec in self._codecs]
+        for shard, at, codec in zip(shards, self._places, self._codecs, strict=True):
+            codec.encode_to(shard[HEADER_NBYTES:], numbers[at], round=tag.round)
+        found = checksums([shard[HEADER_NBYTES:] for shard in shards])
+        return self._sealed(shards, tag, Kind.SHARD, found)
+
     def _header(self, tag: RoundTag, sender: int, shard: int, kind: int) -> Header:
         codec, fragment = self._codecs[shard], self._context.fragment
         anchor = bytes(8) if self._context.has_own_anchors else tag.anchor
@@ -417,6 +430,8 @@ class ExchangeState:
         A resumed worker passes the messages that it had sent before.
         """
         rank, owner = self._context.rank, self._owner
+        if owner and set(messages) == {"whole"}:
+            messages = self._cut(messages["whole"], tag)
         owners = self._exchange.owners(rank, self._context.workers, tag.round)
         before = owner.before if owner else None
         to = {peer: messages[self._names[shard]] for peer, shard in owners.items()}
@@ -623,7 +638,10 @@ class ExchangeState:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from `state`."""
+        """Continue from `state`, perhaps of a checkpoint of when few gathered."""
+        if self._owner and "residual" in state:
+            self.load_feedback_vector(state["residual"])
+            return
         for prefix, part in self._parts.items():
             part.load_state_dict(
                 {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
