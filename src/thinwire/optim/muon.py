@@ -41,8 +41,9 @@ from thinwire.optim.sharded import (
 BATCH_ELEMENTS = 2**24
 """Most elements that are orthogonalised at once: 64 MiB of fp32, whatever the model's size."""
 
-# A batch takes up to 15 bytes of temporaries per element. A sixteenth of the parameters is under
-# one byte for each; batches of fewer elements than the least are slower than they are small.
+# A batch takes up to 15 bytes of temporaries per element, and 20 on a CPU that multiplies bf16 in
+# fp32. A sixteenth of the parameters is about one byte for each; batches of fewer elements than the
+# least are slower than they are small.
 _SHARE, _LEAST_ELEMENTS = 16, 2**18
 
 

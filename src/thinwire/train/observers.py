@@ -172,7 +172,7 @@ class Terminal(Observer):
 class OnRecord(Observer):
     """Calls `act` with each record, and `close` at the end."""
 
-    def __init__(self, act: Callable[[dict[str, Any]], object], close: Any = bool) -> None:
+    def __init__(self, act: Callable[..., object], close: Callable[..., object] = bool) -> None:
         self._act, self._close = act, close
 
     def record(self, record: dict[str, Any]) -> None:
