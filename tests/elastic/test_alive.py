@@ -37,6 +37,9 @@ def test_a_worker_is_lost_once_its_signs_end_and_one_that_gave_none_too(monkeypa
         lost = LostWorkers(objects, 0.35)
         assert await lost_after(6, lost, "ab") == [set()] * 4 + [{"c"}] * 2
         assert await lost_after(5, lost, "a") == [{"c"}] * 3 + [{"b", "c"}] * 2
+        clock_s[0] += 60.0  # as if this machine, and perhaps that of a, was suspended
+        assert await lost_after(1, lost, "") == [{"b", "c"}]
+        assert await lost_after(1, lost, "b") == [{"c"}]
 
     asyncio.run(watch())
 

@@ -7,12 +7,13 @@ import logging
 import time
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from random import Random
 
 import pytest
 
 import elastic_simulation
-from elastic_simulation import Fault, Setup, Simulation
+from elastic_simulation import SYNC_EVERY, Fault, Setup, Simulation
 from thinwire.elastic.alive import FEW, LostWorkers
 from thinwire.elastic.roll import View, WorkerReport, next_roll
 from thinwire.elastic.run_objects import RunObjects
@@ -132,6 +133,21 @@ def test_a_newcomer_goes_on_after_many_dead_workers_within_minutes() -> None:
     run = run_of(workers, starts_s=starts_s, faults=[kill])
     assert run.checks.rolls[-1].is_over
     assert run.loop.time() < 180
+
+
+def test_a_worker_that_an_exchange_waited_for_is_not_waited_for_again(monkeypatch) -> None:
+    class Dying(elastic_simulation.Worker):
+        def _send(self, fragment) -> None:
+            if self.name.startswith("w2") and self.step == 2 * SYNC_EVERY:
+                self.simulation._strike(Fault(kind="kill", slot=2, back="never"))
+            super()._send(fragment)  # which gets no further
+
+    monkeypatch.setattr(elastic_simulation, "Worker", Dying)
+    run = run_of(3, rounds=4, spread=0.0)
+    written_s = [s for key, s in run.store.written_s.items() if key.startswith(RUN + "roll/")]
+    usual_s, *_, longest_s = sorted(b - a for a, b in pairwise(written_s))[1:]
+    assert 10 < longest_s - usual_s < 14
+    assert len(run.checks.rolls[-2].names) == 2
 
 
 def test_signs_of_life_are_looked_up_for_a_few_of_many_missing_workers(request) -> None:

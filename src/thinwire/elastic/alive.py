@@ -59,10 +59,12 @@ class LostWorkers:
             self._signs.clear()
             return set()
         for name, stamp in zip(due, stamps, strict=True):
-            # A sign seen in an earlier wait may be outdated.
-            is_old = now - known[name].looked_s > self._after_s
-            is_new = is_old or known[name].stamp != stamp
-            known[name] = _Sign(stamp, now if is_new else known[name].since_s, now)
+            sign = known[name]
+            was_lost = sign.looked_s - sign.since_s >= self._after_s
+            # Nobody looked for long: this machine, and the other worker, may have been suspended.
+            is_old = now - sign.looked_s > self._after_s and not was_lost
+            is_new = is_old or sign.stamp != stamp
+            known[name] = _Sign(stamp, now if is_new else sign.since_s, now)
         self._signs |= known
         return {name for name, sign in known.items() if now - sign.since_s >= self._after_s}
 

@@ -49,6 +49,7 @@ class StoreGroup:
         names: of the workers, in rank order.
         rank: of this one.
         timeouts: how long an exchange may take.
+        lost: finds workers that gave no sign of life.
 
     Attributes:
         roll: number of the roll that the next exchange belongs to.
@@ -56,12 +57,16 @@ class StoreGroup:
     """
 
     def __init__(
-        self, objects: RunObjects, names: Sequence[str], rank: int, timeouts: Timeouts
+        self,
+        objects: RunObjects,
+        names: Sequence[str],
+        rank: int,
+        timeouts: Timeouts,
+        lost: LostWorkers,
     ) -> None:
-        self._objects, self._timeouts = objects, timeouts
+        self._objects, self._timeouts, self._lost = objects, timeouts, lost
         self.names, self.rank = tuple(names), rank
         self.roll = 0
-        self._lost = LostWorkers(objects, timeouts.floor_s)
         self._absent_s: dict[str, deque[float]] = {}
         self.is_asked_to_leave: Callable[[], bool] = lambda: False
         self._thread: LoopThread | None = None

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from thinwire.elastic.alive import FEW, LostWorkers, give_signs
+from thinwire.elastic.alive import FEW, give_signs
 from thinwire.elastic.events import Kind
 from thinwire.elastic.roll import (
     LoggedRound,
@@ -85,7 +85,6 @@ class Session:
         self._is_stale = True  # the run may have gone on without this worker
         self._lacks = self._has_ended = False
         self._forgetting: asyncio.Task[None] | None = None
-        self._lost = LostWorkers(self._objects, self._timeouts.floor_s)
         # One long wait, as for a worker that was lost, must not make the next one long.
         self._absent_s = deque([0.0] * _REMEMBERED, maxlen=_REMEMBERED)
         self._living: asyncio.Task[None] | None = None
@@ -221,7 +220,7 @@ class Session:
         """Write the next roll, once all expected workers reported or the wait was long enough."""
         until_s, waited_s = self._objects.until_s(), meeting.waited_s
         is_late = waited_s >= self._patience_s()
-        lost = await self._lost.first_of(self._missing(meeting))
+        lost = await self.shard.lost.first_of(self._missing(meeting))
         names = () if self._roll is None else self._roll.names
         expected = [name for name in names if name not in lost]
         all_calls = [self._call(phase), *meeting.calls.values()]
@@ -232,7 +231,7 @@ class Session:
         roll = self._next_roll(calls)
         if roll is None and is_late:
             # Some may have come further and died, and nothing leads there.
-            lost = await self._lost.among([c.name for c in all_calls if c.name != self.name])
+            lost = await self.shard.lost.among([c.name for c in all_calls if c.name != self.name])
             roll = self._next_roll(latest_calls([c for c in all_calls if c.name not in lost]))
         if roll is None:
             meeting.listing_s = 0.0  # only a worker that is not known yet can change that

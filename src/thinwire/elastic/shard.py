@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
+from thinwire.elastic.alive import LostWorkers
 from thinwire.elastic.events import EventLog
 from thinwire.elastic.group import KEPT_ROLLS, StoreGroup
 from thinwire.elastic.roll import LoggedRound, NewestState, View
@@ -55,6 +56,8 @@ class Shard:
         ranks: of the worker.
         give_up_s: for how long the store is asked.
 
+        lost: finds workers that gave no sign of life; one that an exchange missed is not waited for
+            again before the next roll.
         group: carries exchanges with the same rank of the other workers; None before the first
             round.
         written: the newest snapshot that this worker wrote.
@@ -69,10 +72,14 @@ class Shard:
     events: EventLog
     ranks: WorkerRanks
     give_up_s: float
+    lost: LostWorkers = field(init=False)
     group: StoreGroup | None = None
     written: NewestState = field(default_factory=NewestState)
     writing: asyncio.Task[None] | None = None
     is_awaited: bool = False
+
+    def __post_init__(self) -> None:
+        self.lost = LostWorkers(self.objects, self.timeouts.floor_s)
 
     async def progress(self) -> Progress:
         """Progress by the tensors as they are now: a state that changed within a round has drifted,
@@ -138,7 +145,7 @@ class Shard:
         if is_changed or self.group is None:
             self.leave_group()
             rank = roll.names.index(name)
-            self.group = StoreGroup(self.objects, roll.names, rank, self.timeouts)
+            self.group = StoreGroup(self.objects, roll.names, rank, self.timeouts, self.lost)
         self.group.roll, self.is_awaited = roll.number, bool(roll.lacking)
         newest = roll.next_state
         if newest.writer == name and newest.roll == roll.number:
