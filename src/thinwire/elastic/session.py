@@ -79,6 +79,7 @@ class Session:
         self._digests: dict[int, str] = {}  # of the run, by version
         self._began: dict[int, Progress] = {}  # where rolls began, by the data shares dealt then
         self._passed: dict[int, str] = {}  # of this worker, since the roll that it entered last
+        self._states: set[NewestState] = set()  # snapshots that rolls name
         self._unusable: set[NewestState] = set()
         self._entered: View | None = None  # the last that this worker took part in
         self._here = shard.state.progress()
@@ -406,6 +407,8 @@ class Session:
         # The newest snapshot has these rounds.
         least = roll.state.version
         self._rounds = {v: r for v, r in self._rounds.items() if v > least}
+        states = {*self._states, roll.state, roll.next_state}
+        self._states = {state for state in states if state.version >= max(0, least)}
         self._digests = {v: d for v, d in self._digests.items() if v >= least}
         self._began = {shares: at for shares, at in self._began.items() if at.version >= least}
 
@@ -485,9 +488,11 @@ class Session:
         return is_at(self._here, target)
 
     async def _load(self, roll: View) -> bool:
-        """Take the newest snapshot, and the outer steps after it."""
-        for newest in (roll.next_state, roll.state):
-            if newest in self._unusable or not 0 <= newest.version <= roll.position.version:
+        """Take the newest snapshot that is there, and the outer steps after it."""
+        # One whose writer has left since is in an earlier roll alone.
+        states = self._states - self._unusable
+        for newest in sorted(states, key=lambda s: (s.version, s.roll, s.writer), reverse=True):
+            if newest.version > roll.position.version:
                 continue
             found = await self._on_all("load", newest)
             await self._look()
