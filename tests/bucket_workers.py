@@ -189,10 +189,10 @@ class Worker:
         """Change the objects `concerned` on their way into the store."""
         real = self.objects.put
 
-        async def put(key: str, payload: Any, *args: Any, **kwargs: Any) -> bool:
-            if concerned(key) and len(payload):
-                payload = memoryview(bytearray(change(bytes(payload))))
-            return await real(key, payload, *args, **kwargs)
+        async def put(key: str, parts: Any, *args: Any, **kwargs: Any) -> bool:
+            if concerned(key) and any(map(len, parts)):
+                parts = [memoryview(change(b"".join(parts)))]
+            return await real(key, parts, *args, **kwargs)
 
         self.objects.put = put  # type: ignore[method-assign]
 

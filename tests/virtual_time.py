@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from random import Random
 from typing import Any
 
@@ -322,9 +321,9 @@ class VirtualStore:
     # -- as the module obstore has them ------------------------------------------------------------
 
     async def put_async(
-        self, store: Any, key: str, payload: Any, *, mode: str = "overwrite", use_multipart: bool
+        self, store: Any, key: str, parts: Any, *, mode: str = "overwrite", use_multipart: bool
     ) -> None:
-        raw = bytes(payload)  # before the caller goes on and may change it
+        raw = b"".join(parts)  # before the caller goes on and may change it
         late_s = store.late_s(key)
         if late_s:
             await asyncio.sleep(late_s)
@@ -338,12 +337,21 @@ class VirtualStore:
         await self._request(put)
 
     async def get_async(self, store: Any, key: str) -> _Found:
-        raw = await self._request(partial(self._get, key))
+        return _Found(await self.get_range_async(store, key, start=0, end=None))
+
+    async def get_range_async(self, store: Any, key: str, *, start: int, end: int | None) -> bytes:
+        def cut() -> bytes:
+            raw = self._get(key)
+            if end is not None and start >= len(raw):
+                raise GenericError("Requested range was invalid")
+            return raw[start:end]
+
+        raw = await self._request(cut)
         if raw and self.faults.damaged and self._random.random() < self.faults.damaged:
             raw = bytearray(raw)
             raw[self._random.randrange(len(raw))] ^= 1 << self._random.randrange(8)
             self.damaged += 1
-        return _Found(bytes(raw))
+        return bytes(raw)
 
     def _get(self, key: str) -> bytes:
         if key not in self.objects:
@@ -406,7 +414,7 @@ class VirtualStore:
         else:
             try:
                 result = act()
-            except (AlreadyExistsError, FileNotFoundError) as refused:
+            except (AlreadyExistsError, FileNotFoundError, GenericError) as refused:
                 error = refused
             fate -= self.faults.lost
             if fate < self.faults.unanswered:

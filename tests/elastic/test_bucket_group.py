@@ -131,30 +131,34 @@ def test_the_sender_of_a_message_that_is_damaged_on_its_way_takes_a_snapshot(tok
     assert "did not arrive as it was sent" in event.why
 
 
-@pytest.mark.parametrize("fault", ["damaged result", "late shard"])
-def test_a_reduction_of_which_a_part_is_damaged_or_late_is_discarded_on_all(fault: str) -> None:
-    store, hold, shard = memory(), Hold(), "/00000002/0/00000/00001"
-    is_late = fault == "late shard"
-    running = workers(store, 3, REDUCED, timeout_s=0.4 if is_late else 5.0)
-    forged: list[str] = []
+def test_a_reduction_of_which_a_result_is_damaged_is_discarded_on_all() -> None:
+    store, forged = memory(), list[str]()
+    running = workers(store, 3, REDUCED, timeout_s=5.0)
 
     async def forge(key: str) -> None:
         if not forged:
             write(store, key, b"")
         forged.append(key)
 
-    if is_late:
-        running[1].before("put", lambda key: key.endswith(shard), hold)
-    else:
-        running[1].before("put", message(2, 1, step=1), forge)
+    running[1].before("put", message(2, 1, step=1), forge)
+    assert len(set(train(running, STEPS))) == 1
+    assert {worker.version for worker in running} == {3}
+
+
+def test_shards_that_come_too_late_are_left_out_by_all_of_their_owners() -> None:
+    store, hold, late = memory(), Hold(), message(2, 1)
+    running = workers(store, 3, REDUCED, timeout_s=0.4)
+    running[1].before("put", late, hold)
     for worker in running:
         worker.start(STEPS)
-    if is_late:
-        # Another worker has written that it is lost.
-        until(lambda: any(key.endswith(shard) for key in names_in(store, "a-run/message/")))
-        hold.may_go.set()
+    # Another worker has written that they are lost.
+    until(lambda: any(map(late, names_in(store, "a-run/message/"))))
+    hold.may_go.set()
     assert len(set(ended(running))) == 1
-    assert {worker.version for worker in running} == {3}
+    (version,) = {worker.version for worker in running}
+    # On a busy machine its result is late, too, and the round is discarded.
+    assert version in (3, 4)
+    assert version == 3 or [list(worker.left_out()) for worker in running] == [[1]] * 3
 
 
 # -- workers that stay -----------------------------------------------------------------------------

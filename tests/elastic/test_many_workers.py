@@ -205,7 +205,7 @@ def test_a_listing_of_a_thousand_names_is_one_request() -> None:
     async def listed() -> int:
         until_s = now_s() + 10
         for number in range(1001):
-            await store.put(f"a/{number}", memoryview(b"a"), until_s, lambda _: True)
+            await store.put(f"a/{number}", [memoryview(b"a")], until_s, lambda _: True)
         return len(await store.sizes("a/", until_s))
 
     assert asyncio.run(listed()) == 1001

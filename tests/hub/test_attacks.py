@@ -149,7 +149,9 @@ def recorded(send) -> bytes:
 def test_a_recorded_put_is_refused_where_something_is_and_cannot_be_changed(victim: Hub) -> None:
     until_s = time.monotonic() + 30
     body = b"said once"
-    put = recorded(lambda store: store.put("run/roll", memoryview(body), until_s, lambda _: False))
+    put = recorded(
+        lambda store: store.put("run/roll", [memoryview(body)], until_s, lambda _: False)
+    )
     signed = re.search(rb"SignedHeaders=([^,]+)", put)[1].split(b";")
     assert {b"host", b"if-none-match", b"x-amz-content-sha256", b"x-amz-date"} <= set(signed)
     assert hashlib.sha256(body).hexdigest().encode() in put

@@ -34,7 +34,7 @@ def write(store: ObjectStore, key: str, payload: bytes = b"abc", timeout_s: floa
     """Put if absent, as messages are."""
     until_s = time.monotonic() + timeout_s
     raw = memoryview(payload)
-    return asyncio.run(store.put(key, raw, until_s, lambda there: bytes(there) == payload))
+    return asyncio.run(store.put(key, [raw], until_s, lambda there: bytes(there) == payload))
 
 
 def there_and_back(store: ObjectStore, count: int) -> None:
@@ -44,7 +44,7 @@ def there_and_back(store: ObjectStore, count: int) -> None:
         until_s = time.monotonic() + 60
         keys, raw = {who: f"x/{number}/{who}" for who in range(2)}, bytes(range(7 + number))
         view = memoryview(raw)
-        puts = [store.put(key, view, until_s, lambda t: bytes(t) == raw) for key in keys.values()]
+        puts = [store.put(key, [view], until_s, lambda t: bytes(t) == raw) for key in keys.values()]
         found, *are_mine = await together(store.get_all(keys, timeout_s=60, nbytes=9), *puts)
         assert [bytes(each) for each in found.values()] == [raw, raw]
         assert are_mine == [True, True]
@@ -224,7 +224,7 @@ def test_objects_that_come_sooner_again_are_found_sooner_again(loop) -> None:
     async def wait(key: str, after_s: float) -> tuple[float, int]:
         async def come() -> None:
             await asyncio.sleep(after_s)
-            await store.put(key, memoryview(b"a"), now_s() + 10, lambda _: True)
+            await store.put(key, [memoryview(b"a")], now_s() + 10, lambda _: True)
 
         began_s, polls, coming = now_s(), store.requests.polls, asyncio.ensure_future(come())
         found = await store.get_all({1: key}, timeout_s=10, nbytes=1, absent_s=absent_s)
@@ -253,7 +253,7 @@ def test_a_worker_that_is_lost_is_waited_for_no_longer(loop) -> None:
         return {2}
 
     async def wait() -> dict[int, memoryview]:
-        await store.put("a", memoryview(b"a"), now_s() + 10, lambda _: True)
+        await store.put("a", [memoryview(b"a")], now_s() + 10, lambda _: True)
         keys = {1: "a", 2: "b"}
         found = await store.get_all(keys, timeout_s=60, nbytes=1, absent_s=absent_s, lost=lost)
         assert now_s() < 10

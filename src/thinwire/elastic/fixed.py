@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from thinwire.elastic.group import StoreGroup
+from thinwire.elastic.alive import LostWorkers
+from thinwire.elastic.group import StoreGroup, Swap
 from thinwire.elastic.run_objects import RunObjects, absent_message
 from thinwire.elastic.timeouts import Timeouts
 from thinwire.errors import ExchangeError, ExchangeTimeout, MismatchError, check
@@ -20,19 +21,19 @@ from thinwire.transport.sealed_objects import bytes_tensor
 
 
 class _Written(NamedTuple):
-    """Messages of this worker that are in the store.
+    """An object of this worker that is in the store.
 
     Args:
         tag: of their exchange.
         number: of the exchange among all of this worker's.
         readers: ranks that they are for.
-        keys: of the objects.
+        key: of the object.
     """
 
     tag: RoundTag
     number: int
     readers: Sequence[int]
-    keys: Sequence[str]
+    key: str
 
 
 class FixedGroup(StoreGroup):
@@ -55,7 +56,7 @@ class FixedGroup(StoreGroup):
     ) -> None:
         names = [f"worker {number}" for number in range(workers)]
         timeouts = Timeouts(floor_s=1, patience=1, unmeasured_s=1, fixed_s=timeout_s)
-        super().__init__(objects, names, rank, timeouts)
+        super().__init__(objects, names, rank, timeouts, LostWorkers(objects, 1))
         self._keep = keep
         self._places: dict[str, tuple[int, int]] = {}
         self._begun = 0
@@ -69,12 +70,13 @@ class FixedGroup(StoreGroup):
 
     async def _announced(self, card: bytes, tag: RoundTag) -> dict[int, bytes]:
         store, base, shard = self._objects.store, self._place(tag), self._objects.shard
-        gets = {rank: f"{base}/{rank:05}{shard}" for rank in range(len(self.names))}
-        mine, trial = gets.pop(self.rank), f"{base}/check-{self.rank:05}{shard}"
+        keys = {rank: f"{base}/{rank:05}{shard}" for rank in range(len(self.names))}
+        mine, trial = keys.pop(self.rank), f"{base}/check-{self.rank:05}{shard}"
         counted, store.requests = store.requests, ServiceRequests()
         try:
             await store.check_put_if_absent(trial, now_s() + self._timeouts.exchange(0))
-            found, _ = await self._swapped(tag, 0, {mine: bytes_tensor(card)}, gets, len(card))
+            swap = Swap(mine, {mine: bytes_tensor(card)}, keys, keys, {})
+            found, _ = await self._swapped(tag, 0, swap, len(card))
         finally:
             store.requests = counted
         cards = {self.rank: card}
@@ -100,8 +102,9 @@ class FixedGroup(StoreGroup):
                 post = running.post.changed(lambda payload: payload.cpu().contiguous())
                 received = await self._answered(tag, 0, f"{place}/{step}", post)
                 self._heard |= dict.fromkeys(post.take, self._begun)
-                if keys := list(self._keys(f"{place}/{step}", post)[0]):
-                    self._written.append(_Written(tag, self._begun, list(post.to), keys))
+                if post.to:
+                    key = self._swap(f"{place}/{step}", post).mine
+                    self._written.append(_Written(tag, self._begun, list(post.to), key))
                 running.answer(received)
                 step += 1
             await cleaning
@@ -109,9 +112,9 @@ class FixedGroup(StoreGroup):
             cleaning.cancel()
 
     def _judged(
-        self, tag: RoundTag, post: Post, found: Mapping[int, Tensor | None], *, are_mine: bool
+        self, tag: RoundTag, post: Post, found: Mapping[int, Tensor | None], *, is_mine: bool
     ) -> dict[int, Tensor]:
-        del are_mine
+        del is_mine
         received = dict[int, Tensor]()
         for rank, payload in found.items():
             received[rank] = absent_message() if payload is None else payload
@@ -138,13 +141,13 @@ class FixedGroup(StoreGroup):
         del ranks
         return set()
 
-    async def _put(self, tag: RoundTag, key: str, payload: Tensor, until_s: float) -> bool:
-        self._newest_key = key
-        if await super()._put(tag, key, payload, until_s):
+    async def _put(self, tag: RoundTag, swap: Swap, until_s: float) -> bool:
+        self._newest_key = swap.mine
+        if await super()._put(tag, swap, until_s):
             return True
         raise MismatchError(
             f"send {tag} as worker {self.rank} of run {self._objects.run!r}",
-            because=f"{key} in {self._objects.store.url} has something else of this worker: "
+            because=f"{swap.mine} in {self._objects.store.url} has something else of this worker: "
             "another process has its number; or it has another method, model, seed, version or "
             "token, or resumed from a checkpoint and came to other numbers",
             do="end the other process; or start all workers alike, or from one checkpoint, "
@@ -152,11 +155,11 @@ class FixedGroup(StoreGroup):
         )
 
     async def _decided(
-        self, tag: RoundTag, roll: int, missing: Mapping[int, str], nbytes: int
+        self, tag: RoundTag, roll: int, swap: Swap, nbytes: int
     ) -> dict[int, memoryview]:
         """Raise `ExchangeTimeout`: nobody decides that a message is lost."""
         del roll, nbytes
-        store, timeout_s = self._objects.store, self._timeouts.exchange(0)
+        store, timeout_s, missing = self._objects.store, self._timeouts.exchange(0), swap.keys
         because = (
             f"worker {', '.join(map(str, sorted(missing)))} of {len(self.names)} has put nothing "
             f"there for {timeout_s:g} s"
@@ -183,4 +186,4 @@ class FixedGroup(StoreGroup):
         ]
         if old:
             self._written = [each for each in self._written if each not in old]
-            await self._objects.store.delete([key for each in old for key in each.keys])
+            await self._objects.store.delete([each.key for each in old])

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,6 +36,24 @@ _LOG = logging.getLogger(__name__)
 _REMEMBERED = 5  # recent waits; the next messages are not expected before the shortest
 KEPT_ROLLS = 4
 """Messages stay for at least so many rolls more."""
+
+
+class Swap(NamedTuple):
+    """The objects of a post: this worker's, and those of the workers that it takes from.
+
+    Args:
+        mine: name of this worker's object.
+        parts: its payloads by the names under which they open; none if it sends nothing.
+        keys: names of the others' objects, by rank.
+        names: under which the payloads for this worker open, by rank.
+        at: their bytes in these objects; default all of an object.
+    """
+
+    mine: str
+    parts: Mapping[str, Tensor]
+    keys: Mapping[int, str]
+    names: Mapping[int, str]
+    at: Mapping[int, slice]
 
 
 class StoreGroup:
@@ -160,16 +178,16 @@ class StoreGroup:
         """The answer to `post`; it has this worker's own message where that does not count."""
         if not post.to and not post.take:
             return {}
-        puts, gets = self._keys(base, post)
         nbytes, absent_s = max(post.take.values(), default=0), self._absent(tag, base)
-        found, are_mine = await self._swapped(tag, roll, puts, gets, nbytes, absent_s)
-        received = self._judged(tag, post, found, are_mine=are_mine)
+        swap = self._swap(base, post)
+        found, is_mine = await self._swapped(tag, roll, swap, nbytes, absent_s)
+        received = self._judged(tag, post, found, is_mine=is_mine)
         if post.is_to_all(len(self.names)):
             self._answers.get((tag.what, tag.round), []).append((base, received))
         return received
 
     def _judged(
-        self, tag: RoundTag, post: Post, found: Mapping[int, Tensor | None], *, are_mine: bool
+        self, tag: RoundTag, post: Post, found: Mapping[int, Tensor | None], *, is_mine: bool
     ) -> dict[int, Tensor]:
         """Those of the messages `found` that count.
 
@@ -180,8 +198,7 @@ class StoreGroup:
             rank: absent_message() if each is None or each.numel() != post.take[rank] else each
             for rank, each in found.items()
         }
-        # A shard that came too late is known to its owner, who gives up the round.
-        if post.is_to_all(len(self.names)) and not are_mine:
+        if not is_mine:
             received[self.rank] = absent_message()
         late = [self.names[rank] for rank, each in sorted(received.items()) if not each.numel()]
         if late and not post.allow_missing:
@@ -192,30 +209,40 @@ class StoreGroup:
         self,
         tag: RoundTag,
         roll: int,
-        puts: Mapping[str, Tensor],
-        gets: Mapping[int, str],
+        swap: Swap,
         nbytes: int,
         absent_s: deque[float] | None = None,
     ) -> tuple[dict[int, Tensor | None], bool]:
         """Payloads of the others, of about `nbytes`; None where one does not open.
 
         Returns:
-            that, and whether all of `puts` are in their places.
+            that, and whether this worker's object is in its place.
         """
-        sealed, timeout_s = self._objects.sealed, self._timeouts.exchange(nbytes * len(gets))
+        sealed, keys = self._objects.sealed, swap.keys
+        timeout_s = self._timeouts.exchange(nbytes * len(keys))
         until_s, length = now_s() + timeout_s, nbytes + sealed.added_nbytes
         coming = self._objects.store.get_all(
-            gets, timeout_s=timeout_s, nbytes=length, absent_s=absent_s, lost=self._lost_among
+            keys,
+            timeout_s=timeout_s,
+            nbytes=length,
+            at=swap.at,
+            absent_s=absent_s,
+            lost=self._lost_among,
         )
-        writing = [self._put(tag, key, payload, until_s) for key, payload in puts.items()]
+        writing = [self._put(tag, swap, until_s)] if swap.parts else []
         raw, *are_mine = await together(coming, *writing)
-        missing = {rank: key for rank, key in gets.items() if rank not in raw}
+        missing = {rank: key for rank, key in keys.items() if rank not in raw}
         if missing:
-            raw |= await self._decided(tag, roll, missing, nbytes)
-        found = {rank: sealed.opened(each, gets[rank]) for rank, each in raw.items()}
-        for rank, payload in found.items():
-            if payload is None:  # the read may be damaged, and the object sound
-                again = await sealed.get(gets[rank], now_s() + timeout_s, nbytes=nbytes)
+            raw |= await self._decided(tag, roll, swap._replace(keys=missing), nbytes)
+        found = dict[int, Tensor | None]()
+        for rank, each in raw.items():
+            name = swap.names[rank]
+            found[rank] = sealed.opened(each, name)
+            # An empty message takes the place of all that its sender sent. Else the read may be
+            # damaged, and the object sound.
+            if found[rank] is None and sealed.opened(each, keys[rank]) is None:
+                until_s, at = now_s() + timeout_s, swap.at.get(rank)
+                again = await sealed.get(keys[rank], until_s, nbytes=nbytes, name=name, at=at)
                 found[rank] = None if again is None or not again.numel() else again
         return found, all(are_mine)
 
@@ -223,28 +250,28 @@ class StoreGroup:
         gone = await self._lost.first_of([self.names[rank] for rank in ranks])
         return {rank for rank in ranks if self.names[rank] in gone}
 
-    async def _put(self, tag: RoundTag, key: str, payload: Tensor, until_s: float) -> bool:
-        """Write a message of this worker; false if another one is in its place."""
+    async def _put(self, tag: RoundTag, swap: Swap, until_s: float) -> bool:
+        """Write this worker's object; false if another one is in its place."""
         del tag
-        return await self._objects.sealed.put(key, payload, until_s)
+        return await self._objects.sealed.put_parts(swap.mine, swap.parts, until_s)
 
     async def _decided(
-        self, tag: RoundTag, roll: int, missing: Mapping[int, str], nbytes: int
+        self, tag: RoundTag, roll: int, swap: Swap, nbytes: int
     ) -> dict[int, memoryview]:
-        """Write empty messages in place of `missing`; returns what counts there for good.
+        """Write empty messages in place of `swap.keys`; returns what counts there for good.
 
         Raises:
             RoundDiscarded: the run has gone on, and these messages were deleted meanwhile.
         """
         del tag
-        sealed, store = self._objects.sealed, self._objects.store
+        sealed, store, keys = self._objects.sealed, self._objects.store, swap.keys
         # Messages that came at the last moment are still to be read.
-        until_s = now_s() + self._timeouts.exchange(nbytes * len(missing))
+        until_s = now_s() + self._timeouts.exchange(nbytes * len(keys))
         self._missed += 1
         self._timeouts.timed_out()
-        keys = list(missing.values())
-        await together(*(sealed.put(key, absent_message(), until_s) for key in keys))
-        there = await together(*(store.get(key, until_s, nbytes=nbytes) for key in keys))
+        await together(*(sealed.put(key, absent_message(), until_s) for key in keys.values()))
+        gets = (store.get(keys[k], until_s, nbytes=nbytes, at=swap.at.get(k)) for k in keys)
+        there = await together(*gets)
         # In this order: what was there before this roll was written has not been deleted.
         if await self._objects.roll(roll + KEPT_ROLLS, until_s) is not None:
             raise RoundDiscarded(
@@ -254,7 +281,7 @@ class StoreGroup:
             )
         if any(raw is None for raw in there):
             raise RuntimeError("what was written there a moment ago is gone")
-        return {rank: raw for rank, raw in zip(missing, there, strict=True) if raw is not None}
+        return {rank: raw for rank, raw in zip(keys, there, strict=True) if raw is not None}
 
     def _absent(self, tag: RoundTag, base: str) -> deque[float]:
         """For how long messages of this kind were seen to be absent in the last rounds."""
@@ -263,14 +290,20 @@ class StoreGroup:
         unknown = deque([0.0] * _REMEMBERED, maxlen=_REMEMBERED)
         return self._absent_s.setdefault(kind, unknown)
 
-    def _keys(self, base: str, post: Post) -> tuple[dict[str, Tensor], dict[int, str]]:
-        """This worker's payloads by object name, and the names of the others' by rank."""
-        me, shard = self.rank, self._objects.shard
+    def _swap(self, base: str, post: Post) -> Swap:
+        """The objects of `post`, with names that begin with `base`."""
+        me, shard, added = self.rank, self._objects.shard, self._objects.sealed.added_nbytes
+        mine = f"{base}/{me:05}{shard}"
+        keys = {rank: f"{base}/{rank:05}{shard}" for rank in post.take}
         if post.is_to_all(len(self.names)):
-            puts = {f"{base}/{me:05}{shard}": next(iter(post.to.values()))}
-            return puts, {rank: f"{base}/{rank:05}{shard}" for rank in post.take}
-        puts = {f"{base}/{to:05}/{me:05}{shard}": payload for to, payload in post.to.items()}
-        return puts, {rank: f"{base}/{me:05}/{rank:05}{shard}" for rank in post.take}
+            return Swap(mine, {mine: next(iter(post.to.values()))}, keys, keys, {})
+        parts = {f"{mine}/{to:05}": payload for to, payload in sorted(post.to.items())}
+        names = {rank: f"{key}/{me:05}" for rank, key in keys.items()}
+        # Parts are in the order of their readers, and as long in the object of each sender.
+        before = [(to, payload.numel() + added) for to, payload in post.to.items() if to < me]
+        starts = {rank: sum(length for to, length in before if to != rank) for rank in post.take}
+        at = {k: slice(start, start + post.take[k] + added) for k, start in starts.items()}
+        return Swap(mine, parts, keys, names, at)
 
     async def _withdraw(self, key: str) -> None:
         """Write an empty message, so that others do not wait for this worker; if possible."""

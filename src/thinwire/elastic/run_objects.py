@@ -6,7 +6,7 @@
     RUN/roll/ROLL                                      the workers of the rounds after it
     RUN/metrics                                        what all workers measured, for `status`
     RUN/alive/WORKER                                   overwritten while it trains
-    RUN/message/ROLL/FRAGMENT/ROUND/STEP/[TO/]RANK     a payload; an empty one counts as lost
+    RUN/message/ROLL/FRAGMENT/ROUND/STEP/RANK          what a worker sends; empty counts as lost
     RUN/state/VERSION/WORKER/PART                      a snapshot, complete once it has its `end`
 
 Rolls and messages are written only if absent, so that the first one decides for good. A worker

@@ -49,6 +49,11 @@ class MessageSpec:
     received_count: int
     exchange: Pattern
 
+    @property
+    def puts(self) -> int:
+        """Objects that have the messages over a store: shards for all owners are in one."""
+        return min(self.sent_count, 2 if self.result_nbytes else 1)
+
     def first_due(self, *, sync_every: int) -> int:
         """The inner step, counted from 1, after which it is first sent."""
         return self.first + (self.offset - self.first) % sync_every
@@ -111,7 +116,7 @@ class Traffic:
 
         Introductions and repeated requests are not counted.
         """
-        return sum(self._times(m, steps) * m.sent_count for m in self.messages)
+        return sum(self._times(m, steps) * m.puts for m in self.messages)
 
     def gets_after(self, steps: int) -> int:
         """Objects that this worker read over an object store in a run of `steps` with its end."""
@@ -138,7 +143,7 @@ class Traffic:
     @property
     def puts_per_round(self) -> int:
         """Objects that this worker writes over an object store every H inner steps."""
-        return sum(m.sent_count for m in self.messages)
+        return sum(m.puts for m in self.messages)
 
     @property
     def gets_per_round(self) -> int:

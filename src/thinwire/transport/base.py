@@ -59,7 +59,8 @@ class Post(NamedTuple):
 
     Args:
         to: payload by receiver. One tensor for several receivers is stored or counted once. The
-            payload of a lone worker is for itself: a store keeps it for later workers.
+            payload of a lone worker is for itself: a store keeps it for later workers. Of several
+            payloads, those for one receiver have equal sizes, whoever sends them.
         take: number of bytes by sender.
         allow_missing: the answer has an empty payload in place of one that is lost, forged or
             damaged. Otherwise that is an error.

@@ -9,8 +9,10 @@ import os
 import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout, check
@@ -97,15 +99,19 @@ class ObjectStore:
         self.requests = ServiceRequests()
 
     async def put(
-        self, key: str, payload: memoryview, until_s: float, is_same: Callable[[memoryview], bool]
+        self,
+        key: str,
+        parts: Sequence[memoryview],
+        until_s: float,
+        is_same: Callable[[memoryview], bool],
     ) -> bool:
         """Write an object if its name is free; return False if another one has the name.
 
         Args:
             key: of the object.
-            payload: uint8 [n].
+            parts: of it, each uint8 [n].
             until_s: deadline, by the clock of the running event loop.
-            is_same: tells if the object of that name equals `payload`: the connection may have been
+            is_same: tells if the object of that name equals `parts`: the connection may have been
                 lost after it arrived, or an earlier process wrote it.
 
         Raises:
@@ -114,7 +120,7 @@ class ObjectStore:
 
         async def write() -> bool:
             try:
-                await self._write(key, payload, mode="create")
+                await self._write(key, parts, mode="create")
             except (self._errors.AlreadyExistsError, self._errors.PreconditionError):
                 self.requests.retries += 2
             else:
@@ -125,12 +131,13 @@ class ObjectStore:
                 # Some servers answer 409 to both of two that write at once, and take neither.
                 raise ConnectionError("the store says that it is there and has none") from None
 
-        is_mine = await self._tried(f"write {key}", write, until_s, nbytes=2 * len(payload))
+        nbytes = 2 * sum(map(len, parts))
+        is_mine = await self._tried(f"write {key}", write, until_s, nbytes=nbytes)
         self.requests.puts += is_mine
         return is_mine
 
-    async def _write(self, key: str, payload: memoryview, mode: str) -> None:
-        await self._obstore.put_async(self._store, key, payload, mode=mode, use_multipart=False)
+    async def _write(self, key: str, parts: Sequence[memoryview], mode: str) -> None:
+        await self._obstore.put_async(self._store, key, parts, mode=mode, use_multipart=False)
 
     async def check_put_if_absent(self, key: str, until_s: float) -> None:
         """Check that the store does not put an object over another one, and delete it.
@@ -147,8 +154,8 @@ class ObjectStore:
             ExchangeTimeout: the deadline.
         """
         one, two = memoryview(b"1"), memoryview(b"2")
-        await self.put(key, one, until_s, one.__eq__)
-        is_kept = not await self.put(key, two, until_s, two.__eq__)
+        await self.put(key, [one], until_s, one.__eq__)
+        is_kept = not await self.put(key, [two], until_s, two.__eq__)
         await self.delete([key])
         check(
             is_kept,
@@ -170,7 +177,7 @@ class ObjectStore:
         Raises:
             ExchangeError: the store refuses it, or is full. ExchangeTimeout: the deadline.
         """
-        write = partial(self._write, key, payload, mode="overwrite")
+        write = partial(self._write, key, [payload], mode="overwrite")
         await self._tried(f"write {key}", write, until_s, nbytes=len(payload))
         self.requests.puts += 1
 
@@ -200,26 +207,36 @@ class ObjectStore:
         found = {each["path"]: each["size"] for page in pages for each in page}
         return dict(sorted((k, n) for k, n in found.items() if k > after))
 
-    async def get(self, key: str, until_s: float, *, nbytes: int) -> memoryview | None:
+    async def get(
+        self, key: str, until_s: float, *, nbytes: int, at: slice | None = None
+    ) -> memoryview | None:
         """Read an object; None if there is no such object.
 
         Args:
             key: of the object.
             until_s: deadline, by the clock of the running event loop.
-            nbytes: about its size.
+            nbytes: about as many as are read.
+            at: the bytes to read, of an object that has them; a shorter one is read whole. None
+                reads all of it.
 
         Raises:
             ExchangeError: the store refuses it. ExchangeTimeout: the deadline.
         """
-        read = partial(_or_none, partial(self._fetch, key))
+        read = partial(_or_none, partial(self._fetch, key, at))
         payload = await self._tried(f"read {key}", read, until_s, nbytes=nbytes)
         self.requests.polls += payload is None
         self.requests.gets += payload is not None
         return payload
 
-    async def _fetch(self, key: str) -> memoryview:
+    async def _fetch(self, key: str, at: slice | None = None) -> memoryview:
+        if at is not None and at.stop > at.start:
+            options = {"start": at.start, "end": at.stop}
+            # An object without these bytes is an error, and not the same one in every store.
+            with suppress(self._errors.BaseError):
+                return memoryview(await self._obstore.get_range_async(self._store, key, **options))
         found = await self._obstore.get_async(self._store, key)
-        return memoryview(await found.bytes_async())
+        raw = memoryview(await found.bytes_async())
+        return raw if at is None or len(raw) < at.stop else raw[at]
 
     async def stamp(self, key: str, until_s: float) -> tuple[str, float] | None:
         """Tag and time of writing of an object; None if there is no such object.
@@ -241,6 +258,7 @@ class ObjectStore:
         *,
         timeout_s: float,
         nbytes: int,
+        at: Mapping[int, slice] = MappingProxyType({}),
         absent_s: deque[float] | None = None,
         lost: Callable[[Collection[int]], Coroutine[Any, Any, set[int]]] | None = None,
     ) -> dict[int, memoryview]:
@@ -252,6 +270,7 @@ class ObjectStore:
             keys: of the objects, by worker.
             timeout_s: the longest time without a new object.
             nbytes: about the size of each.
+            at: the bytes to read, by worker; default all of them.
             absent_s: observed times until the first object appeared in earlier calls. Polling
                 starts after the shortest; the time of this call is appended.
             lost: returns those of the missing workers that are lost.
@@ -263,7 +282,7 @@ class ObjectStore:
         asked = list(missing)
         while missing:
             asked_s = now_s()
-            looks = (self.get(missing[worker], until_s, nbytes=nbytes) for worker in asked)
+            looks = (self.get(missing[w], until_s, nbytes=nbytes, at=at.get(w)) for w in asked)
             there = await together(*looks, at_once=_AT_ONCE)
             come = {w: p for w, p in zip(asked, there, strict=True) if p is not None}
             found |= come

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 
 import torch
@@ -59,13 +59,22 @@ class SealedObjects:
         Raises:
             ExchangeError: the store refuses it. ExchangeTimeout: the deadline.
         """
+        return await self.put_parts(key, {key: payload}, until_s)
+
+    async def put_parts(self, key: str, parts: Mapping[str, Tensor], until_s: float) -> bool:
+        """Write one object of several payloads, each of which opens under a name of its own."""
 
         def is_same(there: memoryview) -> bool:
-            # Not the sealed bytes, in which a nonce differs.
-            found = self.opened(there, key)
-            return found is not None and torch.equal(found, payload)
+            for name, payload in parts.items():
+                end = payload.nbytes + self.added_nbytes
+                # Not the sealed bytes, in which a nonce differs.
+                found, there = self.opened(there[:end], name), there[end:]
+                if found is None or not torch.equal(found, payload):
+                    return False
+            return not there
 
-        return await self.store.put(key, self._closed(key, payload), until_s, is_same)
+        closed = [self._closed(name, payload) for name, payload in parts.items()]
+        return await self.store.put(key, closed, until_s, is_same)
 
     async def replace(self, key: str, payload: Tensor, until_s: float) -> None:
         """Write `payload` in place of the object `key`, which only this process writes."""
@@ -77,16 +86,26 @@ class SealedObjects:
         until_s: float,
         *,
         nbytes: int,
+        name: str = "",
+        at: slice | None = None,
         is_sound: Callable[[Tensor], bool] = lambda _: True,
     ) -> Tensor | None:
         """Read the payload of `key`; None if there is no object, empty if it does not open.
+
+        Args:
+            key: of the object.
+            until_s: deadline, by the clock of the running event loop.
+            nbytes: about as many as are read.
+            name: that the payload opens under; default `key`.
+            at: the bytes of the object that it has; default all of them.
+            is_sound: false if a payload that opens has to be read again.
 
         Raises:
             ExchangeError: the store refuses it. ExchangeTimeout: the deadline.
         """
         for _ in range(_READS):
-            raw = await self.store.get(key, until_s, nbytes=nbytes)
-            payload = None if raw is None else self.opened(raw, key)
+            raw = await self.store.get(key, until_s, nbytes=nbytes, at=at)
+            payload = None if raw is None else self.opened(raw, name or key)
             if raw is None or (payload is not None and is_sound(payload)):
                 return payload
         return torch.empty(0, dtype=torch.uint8)
