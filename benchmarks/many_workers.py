@@ -1,6 +1,6 @@
 """What a round costs as the workers of an elastic run become many: requests, bytes and seconds.
 
-python benchmarks/many_workers.py OUT       resumable; 256 workers have not come to their end yet
+python benchmarks/many_workers.py OUT       resumable
 
 Whole sessions of tests/elastic_simulation.py, under a virtual clock, over a store in memory whose
 requests take 30 ms: five rounds with 30 to 33 s of training. With churn, so many of the workers are
@@ -63,15 +63,15 @@ class CountedStore(VirtualStore):
             if (what, area) == ("get", "roll"):
                 del self.awaits[store]
 
-    async def put_async(self, store: Any, key: str, payload: Any, **options: Any) -> None:
-        self._note(store, "put", key, len(payload))
-        await super().put_async(store, key, payload, **options)
+    async def put_async(self, store: Any, key: str, parts: Any, **options: Any) -> None:
+        self._note(store, "put", key, sum(map(len, parts)))
+        await super().put_async(store, key, parts, **options)
         self.roll = max(self.roll, int(key[-8:])) if "/roll/" in key else self.roll
 
-    async def get_async(self, store: Any, key: str) -> Any:
+    async def get_range_async(self, store: Any, key: str, **options: Any) -> bytes:
         self._note(store, "ask", key)  # for an object that may not be there yet
-        found = await super().get_async(store, key)
-        self._note(store, "get", key, len(await found.bytes_async()))
+        found = await super().get_range_async(store, key, **options)
+        self._note(store, "get", key, len(found))
         return found
 
     def head_async(self, store: Any, key: str) -> Any:
