@@ -8,21 +8,14 @@ asked for before triton is imported, hence in a process of its own.
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from thinwire.codecs import (
-    E3M0,
-    Linear,
-    MidRise,
-    Quantise,
-    SignLevels,
-    SignMean,
-    Statistical,
-    TopK,
-)
+from thinwire import codecs
+from thinwire.codecs import E3M0, Levels, Quantise, SignLevels, SignMean, TopK
 from thinwire.codecs.bits import elias_fano_nbytes, pack
 from thinwire.codecs.kernels import RowKernel, find_kernel
 from thinwire.codecs.levels import RoundKey
@@ -31,22 +24,30 @@ from thinwire.errors import ExchangeError
 
 CHUNK = 4096
 DECAY, WEIGHT = 0.95, 1 / 3
-GRIDS = (MidRise(), Statistical(), Linear())
 
 
-def _named(codec: GroupedCodec) -> str:
-    grid = getattr(codec, "grid", None)
-    return codec.record_id + (f" {type(grid).__name__}" if grid is not None else "")
+@dataclass(frozen=True)
+class OtherGrid(Levels):
+    """A user's, for which there is no kernel."""
+
+    means = False  # type: ignore[assignment]
+
+    def place(self, x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+        return x[:, :1], x[:, :1]
 
 
-CODECS: dict[str, GroupedCodec] = {
-    _named(codec): codec
-    for codec in (
-        E3M0(),
-        *(TopK(k=2**b, values=v) for b in range(4, 12) for v in (SignLevels(), SignMean())),
-        *(Quantise(bits=bits, grid=grid) for bits in (1, 2, 4, 8) for grid in GRIDS),
-    )
-}
+def named(*several: GroupedCodec) -> dict[str, GroupedCodec]:
+    def name(codec: GroupedCodec) -> str:
+        grid = f" {type(codec.grid).__name__}" if isinstance(codec, Quantise) else ""
+        return codec.record_id + grid
+
+    return {name(codec): codec for codec in several}
+
+
+GRIDS = (codecs.MidRise(), codecs.Statistical(), codecs.Linear())
+DENSE = (E3M0(), *(Quantise(bits=bits, grid=grid) for bits in (1, 2, 4, 8) for grid in GRIDS))
+SPARSE = (TopK(k=2**b, values=v) for b in range(4, 12) for v in (SignLevels(), SignMean()))
+CODECS = named(*DENSE, *SPARSE)
 
 
 def rows_of_every_kind(seed: int) -> Tensor:

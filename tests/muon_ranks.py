@@ -1,4 +1,4 @@
-"""Cases of ranks of test_muon_sharded.py: `python muon_ranks.py CASE` with torchrun's variables.
+"""Cases of ranks of test_muon.py: `python muon_ranks.py CASE` with torchrun's variables.
 
 Each compares a sharded run with an unsharded twin in the same process, to the bit.
 """

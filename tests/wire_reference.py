@@ -67,28 +67,19 @@ def codec_digest(codec_id: str) -> bytes:
 
 
 def read_header(message: bytes) -> Header:
-    if len(message) < 64:
-        raise Refused("too short")
     magic, version, header_bytes, *fields, own_checksum = struct.unpack_from(
         "<4sHH8sIHHQIIQ8s4xI", message
     )
-    if magic != b"TWIR":
-        raise Refused("magic")
-    if version not in (1, 2) or header_bytes != 64:
-        raise Refused("version")
-    if own_checksum != zlib.crc32(message[:60]):
-        raise Refused("header checksum")
+    assert (magic, header_bytes) == (b"TWIR", 64)
+    assert version in (1, 2)
+    assert own_checksum == zlib.crc32(message[:60])
     return Header(*fields)
 
 
 def read_body(message: bytes, body_nbytes: int) -> bytes:
-    header = read_header(message)
     body = message[64 : 64 + body_nbytes]
-    if len(body) < body_nbytes:
-        raise Refused("too short")
-    checked = body if message[4] == 1 else column_sums(body) + struct.pack("<Q", len(body))
-    if zlib.crc32(checked) != header.body_checksum:
-        raise Refused("body checksum")
+    checked = body if message[4] == 1 else column_sums(body) + struct.pack("<Q", body_nbytes)
+    assert zlib.crc32(checked) == read_header(message).body_checksum
     return body
 
 
@@ -97,12 +88,8 @@ def anchor_digest(vector: Floats) -> bytes:
 
 
 def column_sums(raw: bytes) -> bytes:
-    raw += bytes(-len(raw) % 8192)
-    sums = [0] * 1024
-    for row in range(0, len(raw), 8192):
-        words = struct.unpack_from("<1024Q", raw, row)
-        sums = [(a + b) % 2**64 for a, b in zip(sums, words, strict=True)]
-    return struct.pack("<1024Q", *sums)
+    words = np.frombuffer(raw + bytes(-len(raw) % 8192), "<u8").reshape(-1, 1024)
+    return words.sum(0, dtype="<u8").tobytes()
 
 
 # -- layout ----------------------------------------------------------------------------------------
@@ -146,33 +133,24 @@ def _shard(layout: Layout, begin: int, end: int) -> Layout:
 # -- groups: the places of each row ----------------------------------------------------------------
 
 
-def rows_of(groups: str, segments: Sequence[Segment]) -> Iterator[Places]:
-    return itertools.chain.from_iterable(sections_of(groups, segments))
-
-
 def sections_of(groups: str, segments: Sequence[Segment]) -> list[list[Places]]:
     """The rows of each section; none is empty."""
-    split = {"tensor": _whole, "row": _rows, "chunk": _chunks, "block": _blocks}[groups]
+    split: Callable[[Segment], tuple[list[Places], Places]] = {
+        "tensor": lambda s: _runs(s, s.numel),
+        "row": lambda s: _runs(s, s.rows_and_columns[1]),
+        "chunk": lambda s: _runs(s, 4096),
+        "block": _blocks,
+    }[groups]
     parts = [split(s) for s in segments if s.numel]
     left = [place for _, rest in parts for place in rest]
     leftovers = [left[begin : begin + 4096] for begin in range(0, len(left), 4096)]
     return [rows for rows in [*(whole for whole, _ in parts), leftovers] if rows]
 
 
-def _whole(s: Segment) -> tuple[list[Places], Places]:
-    return [list(range(s.first, s.first + s.numel))], []
-
-
-def _rows(s: Segment) -> tuple[list[Places], Places]:
-    rows, columns = s.rows_and_columns
-    starts = range(s.first, s.first + rows * columns, columns)
-    return [list(range(start, start + columns)) for start in starts], []
-
-
-def _chunks(s: Segment) -> tuple[list[Places], Places]:
+def _runs(s: Segment, length: int) -> tuple[list[Places], Places]:
     places = list(range(s.first, s.first + s.numel))
-    whole = s.numel // 4096 * 4096
-    return [places[i : i + 4096] for i in range(0, whole, 4096)], places[whole:]
+    whole = s.numel // length * length
+    return [places[i : i + length] for i in range(0, whole, length)], places[whole:]
 
 
 def _blocks(s: Segment) -> tuple[list[Places], Places]:
@@ -304,27 +282,30 @@ def parse(codec_id: str) -> Format:
     return Format(family, number, seed, values, rest[-1], transform)
 
 
-def record_nbytes(f: Format, n: int) -> int:
+def plain_nbytes(f: Format, rows: list[Places]) -> int:
+    return (4 if f.values == "f32" else 2) * sum(map(len, rows))
+
+
+def record_nbytes(f: Format, rows: list[Places]) -> int:
+    """The record of one row, or of the rows of a section, unless plain numbers are no larger."""
+    n = sum(map(len, rows))
     if f.family == "table":
         return 2 * 2**f.number + _ceil(n * f.number, 8)
     if f.family == "affine":
         return 8 + n
     if f.family == "e3m0":
         return 2 + _ceil(n, 2)
-    named = 0 if f.family == "randomk" else _places_nbytes(f.number, n)
-    return named + _values_nbytes(f.values, kept(f.number, n))
-
-
-def row_nbytes(f: Format, n: int) -> int:
-    return min(record_nbytes(f, n), (4 if f.values == "f32" else 2) * n)
+    named = 0 if f.family == "randomk" else sum(_places_nbytes(f, row) for row in rows)
+    return named + _values_nbytes(f.values, sum(kept(f.number, len(row)) for row in rows))
 
 
 def read_record(
-    f: Format, raw: bytes, where: Places, round_number: int, row: int
+    f: Format, raw: bytes, rows: list[Places], round_number: int, number: int
 ) -> tuple[Places, Floats]:
-    """The places of the vector that the record of row `where` names, and their values."""
+    """The places of the vector that record `number` names, and their values."""
+    where = list(itertools.chain(*rows))
     n = len(where)
-    if record_nbytes(f, n) >= (4 if f.values == "f32" else 2) * n:
+    if record_nbytes(f, rows) >= plain_nbytes(f, rows):
         return where, _f32(raw) if f.values == "f32" else _bf16(raw)
     if f.family == "table":
         split = 2 * 2**f.number
@@ -335,38 +316,22 @@ def read_record(
         return where, products + origin
     if f.family == "e3m0":
         return where, _powers(_bf16(raw[:2])[0], _codes(raw[2:], n, 4))
-    k = kept(f.number, n)
     if f.family == "randomk":
+        k = kept(f.number, n)
         places = random_places(n, k, f.seed, round_number)
-        return [where[(p + row) % n] for p in places], _values(f.values, raw, k)
-    split = _places_nbytes(f.number, n)
-    return [where[p] for p in _read_places(raw[:split], n, k)], _values(f.values, raw[split:], k)
-
-
-def _places_nbytes(big_k: int, n: int) -> int:
-    low, high = _elias_fano(n, kept(big_k, n))
-    return _ceil(high, 8) + _ceil(low * kept(big_k, n), 8)
-
-
-def section_nbytes(f: Format, rows: list[Places]) -> tuple[int, bool]:
-    """Bytes of a section, and whether they are plain numbers."""
-    plain = 2 * sum(map(len, rows))
-    values = _values_nbytes(f.values, sum(kept(f.number, len(row)) for row in rows))
-    sparse = values + sum(_places_nbytes(f.number, len(row)) for row in rows)
-    return min(sparse, plain), plain <= sparse
-
-
-def read_section(f: Format, raw: bytes, rows: list[Places]) -> tuple[Places, Floats]:
-    """The places of the vector that a section names, and their values."""
-    if section_nbytes(f, rows)[1]:
-        return list(itertools.chain(*rows)), _bf16(raw)
+        return [where[(p + number) % n] for p in places], _values(f.values, raw, k)
     places: Places = []
-    begin = 0
     for row in rows:
-        end = begin + _places_nbytes(f.number, len(row))
-        named = _read_places(raw[begin:end], len(row), kept(f.number, len(row)))
-        places, begin = places + [row[i] for i in named], end
-    return places, _values(f.values, raw[begin:], len(places))
+        end = _places_nbytes(f, row)
+        named = _read_places(raw[:end], len(row), kept(f.number, len(row)))
+        places, raw = places + [row[i] for i in named], raw[end:]
+    return places, _values(f.values, raw, len(places))
+
+
+def _places_nbytes(f: Format, row: Places) -> int:
+    k = kept(f.number, len(row))
+    low, high = _elias_fano(len(row), k)
+    return _ceil(high, 8) + _ceil(low * k, 8)
 
 
 def _powers(scale: np.float32, codes: list[int]) -> Floats:
@@ -411,10 +376,6 @@ def bin_mean(x: Floats, codes: Sequence[int], code: int) -> np.float32:
     return total / _F(list(codes).count(code)) * room
 
 
-def sign_mean_level(values: Floats) -> np.float32:
-    return add_up(abs(v) * _F(1 / len(values)) for v in values)
-
-
 def sign_levels(values: Floats) -> tuple[np.float32, np.float32]:
     """The low and the high one, before they are rounded to bf16."""
     k = len(values)
@@ -430,7 +391,8 @@ def sign_levels(values: Floats) -> tuple[np.float32, np.float32]:
 # -- transforms ------------------------------------------------------------------------------------
 
 
-def matrix(transform: str, n: int) -> list[list[int]]:
+@functools.cache
+def _matrix(transform: str, n: int) -> list[list[int]]:
     if transform == "dct":
         scales = [math.sqrt((2 if i else 1) / n) for i in range(n)]
         return [
@@ -447,9 +409,6 @@ def matrix(transform: str, n: int) -> list[list[int]]:
             out[first + i][first + j] = sign * round(2**25 / math.sqrt(size))
         first += size
     return out
-
-
-_matrix = functools.cache(matrix)
 
 
 def _times(numbers: Sequence[float], transform: str) -> list[float]:
@@ -487,7 +446,7 @@ def to_vector(codec_id: str, layout: Layout, coefficients: Floats) -> Floats:
         return coefficients
     blocks = sum(len(_blocks(s)[0]) for s in layout.segments) if f.groups == "block" else 0
     out = coefficients.copy()
-    for row, where in enumerate(rows_of(f.groups, layout.segments)):
+    for row, where in enumerate(itertools.chain(*sections_of(f.groups, layout.segments))):
         out[where] = _back(f.transform, coefficients[where], is_block=row < blocks)
     return out
 
@@ -533,15 +492,15 @@ def _parts(
         size, read = _ELEMENTWISE[codec_id]
         places = [p for s in layout.segments for p in range(s.first, s.first + s.numel)]
         yield size * len(places), lambda raw: (places, read(raw))
-    elif (f := parse(codec_id)).values == "tensor-levels":
-        for rows in sections_of(f.groups, layout.segments):
-            yield section_nbytes(f, rows)[0], lambda raw, rows=rows: read_section(f, raw, rows)
     else:
-        for row, where in enumerate(rows_of(f.groups, layout.segments)):
-            read = functools.partial(
-                read_record, f, where=where, round_number=round_number, row=row
-            )
-            yield row_nbytes(f, len(where)), read
+        f = parse(codec_id)
+        sections = sections_of(f.groups, layout.segments)
+        shares_values = f.values == "tensor-levels"
+        records = sections if shares_values else [[row] for rows in sections for row in rows]
+        for number, rows in enumerate(records):
+            size = min(record_nbytes(f, rows), plain_nbytes(f, rows))
+            given = {"rows": rows, "round_number": round_number, "number": number}
+            yield size, functools.partial(read_record, f, **given)
 
 
 def nbytes(codec_id: str, layout: Layout) -> int:

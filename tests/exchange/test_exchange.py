@@ -79,47 +79,36 @@ def test_a_state_without_its_residuals_is_refused(exchange) -> None:
         team.loops[0].load_state_dict(state)
 
 
+IDENTITY = codecs.Identity()
+
+
 @pytest.mark.parametrize(
-    ("codec", "workers", "gathers"),
+    ("codec", "gathering", "reducing", "changes"),
     [
-        (codecs.Identity(), 1, True),
-        (codecs.Identity(), 2, True),
-        (codecs.Identity(), 3, False),
-        (codecs.Identity(), 5, False),
-        (codecs.CastBF16(), 4, True),
-        (codecs.CastBF16(), 5, False),
-        (codecs.Quantise(bits=4), 8, True),
-        (codecs.Quantise(bits=4), 16, False),
-        (codecs.TopK(), 64, True),
-        (codecs.TopK(), 512, False),
+        (IDENTITY, (1, 2), (3, 5), {}),
+        (codecs.CastBF16(), (4,), (5,), {}),
+        (codecs.Quantise(bits=4), (8,), (16,), {}),
+        (codecs.TopK(), (64,), (512,), {}),
+        # Among few, what is lossless and no more to read; a single payload is no more.
+        (IDENTITY, (4,), (5,), {"layout": Layout.vector(139)}),
+        (IDENTITY, (), (3,), {"few": 2}),
+        (IDENTITY, (2,), (), {"few": 1}),
+        # Rules that guard against members judge whole vectors, and others whole tensors.
+        *((IDENTITY, (4,), (), {"rule": r}) for r in (tw.TrimmedMean(), tw.DropOutliers())),
+        (IDENTITY, (9,), (), {"few": 2, "rule": tw.MedianNormClip()}),
     ],
 )
-def test_automatic_gathers_among_few_or_while_it_is_little(codec, workers, gathers) -> None:
-    chosen = tw.Automatic(otherwise=OWNED).choose(codec, LAYOUT, MEAN, workers)
-    assert chosen == (tw.Gather() if gathers else OWNED)
-
-
-def test_automatic_gathers_lossless_payloads_among_few_where_it_reads_no_less_otherwise() -> None:
-    identity, small = codecs.Identity(), Layout.vector(139)
-    assert tw.Automatic().choose(identity, small, MEAN, 4) == tw.Gather()
-    assert tw.Automatic().choose(identity, small, MEAN, 5) == tw.ReduceScatter()
-    # Rules that guard against members judge whole vectors.
-    for guard in (tw.TrimmedMean(), tw.DropOutliers()):
-        assert tw.Automatic().choose(identity, LAYOUT, guard, 4) == tw.Gather()
-
-
-def test_automatic_takes_its_number_of_few_and_gathers_what_needs_whole_tensors() -> None:
-    identity, few = codecs.Identity(), tw.Automatic(few=2)
-    assert few.choose(identity, LAYOUT, MEAN, 3) == tw.ReduceScatter()
-    # A single payload of fp32 that arrives is no more than the vector.
-    assert tw.Automatic(few=1).choose(identity, LAYOUT, MEAN, 2) == tw.Gather()
-    assert few.choose(identity, LAYOUT, tw.MedianNormClip(), 9) == tw.Gather()
+def test_automatic_gathers_among_few_or_while_it_is_little(
+    codec, gathering, reducing, changes
+) -> None:
+    layout = changes.get("layout", Layout.of({"weight": (1024, 64)}))
+    rule = changes.get("rule", tw.MeanOverWorkers())
+    automatic = tw.Automatic(few=changes.get("few", tw.Automatic().few), otherwise=OWNED)
+    for workers in (*gathering, *reducing):
+        chosen = automatic.choose(codec, layout, rule, workers)
+        assert chosen == (tw.Gather() if workers in gathering else OWNED)
     with pytest.raises(tw.ConfigurationError, match="few to 0"):
         tw.Automatic(few=0)
-
-
-LAYOUT = Layout.of({"weight": (1024, 64)})
-MEAN = tw.MeanOverWorkers()
 
 
 Tamper = Callable[[list[Tensor]], list[Tensor]]
@@ -302,10 +291,7 @@ def test_a_result_that_is_no_number_is_not_applied(bad: float) -> None:
     team = WiredTeam(diloco(codec=codecs.CastBF16(), exchange=tw.ReduceScatter()), 2)
     before = copy.deepcopy(team.anchor())
 
-    def forge(messages: list[Tensor]) -> list[Tensor]:
-        return [poisoned(messages[0], bad), messages[1]]
-
-    team.wires[1].arriving = forge
+    team.wires[1].arriving = lambda messages: [poisoned(messages[0], bad), messages[1]]
     with pytest.raises(tw.NonFiniteError, match="shards of worker 0 for round 1"):
         team.train(2)
     assert same_bits(before, list(own_anchor(team.loops[1]).values()))

@@ -1,4 +1,6 @@
-"""The Muon optimizer against a slow, obvious step for one matrix at a time, and against torch."""
+"""The Muon optimizer against a slow, obvious step for one matrix at a time, and against torch.
+
+The iteration itself is that of test_newton_schulz.py."""
 
 import copy
 import functools
@@ -10,18 +12,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from processes import run_ranks
 from speed.measuring import peak_temporary_nbytes
 from thinwire.errors import ConfigurationError
 from thinwire.optim import Muon, Role, muon_groups
 from thinwire.optim.checks import SCALES
-from thinwire.optim.newton_schulz import (
-    PAPER_COEFFICIENTS,
-    NewtonSchulz,
-    _multiplies_bf16,
-    orthogonalise,
-)
+from thinwire.optim.newton_schulz import NewtonSchulz, _multiplies_bf16, orthogonalise
 
 LR, DECAY = 0.05, 0.3
+exact = functools.partial(orthogonalise, dtype=torch.float64)
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -46,16 +45,7 @@ def muon_group(params: list[nn.Parameter], **settings) -> dict:
 @pytest.fixture
 def precise(monkeypatch):
     """The iteration in fp64, so that the rest of the step is seen without bf16's noise."""
-    exact = functools.partial(orthogonalise, dtype=torch.float64)
     monkeypatch.setattr("thinwire.optim.muon.orthogonalise", exact)
-
-
-def reference_orthogonalise(matrix: Tensor) -> Tensor:
-    u, s, v = torch.linalg.svd(matrix, full_matrices=False)
-    s = s / s.norm()
-    for a, b, c in PAPER_COEFFICIENTS:
-        s = a * s + b * s**3 + c * s**5
-    return u * s @ v
 
 
 def reference_run(w: Tensor, gradients: list[Tensor], *, momentum=0.9, nesterov=False, scale=None):
@@ -65,7 +55,7 @@ def reference_run(w: Tensor, gradients: list[Tensor], *, momentum=0.9, nesterov=
     scale = math.sqrt(fan_out / fan_in) if scale is None else scale
     for g in gradients:
         m = momentum * m + g
-        x = reference_orthogonalise(g + momentum * m if nesterov else m)
+        x = exact(g + momentum * m if nesterov else m)
         w = (1 - LR * DECAY) * w - LR * scale * x
     return w
 
@@ -123,7 +113,6 @@ class TestMuonRule:
 
         stacks = matrices((5, 7), (7, 3, 5), (5, 7), (3, 4), (5, 7), (5, 7), (2, 2, 5, 7))
         singles, sizes = [nn.Parameter(m) for m in apart(stacks)], []
-        exact = functools.partial(orthogonalise, dtype=torch.float64)
 
         def watched(stack: Tensor, *_: Any, **__: Any) -> Tensor:
             sizes.append(stack.numel())
@@ -222,20 +211,13 @@ class TestAdamwRule:
         shapes = [(5, 7), (7,), (), (2, 3, 4), (0,)]
         ours, theirs = matrices(*shapes, dtype=dtype), matrices(*shapes, dtype=dtype)
         settings = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-6}
-        muon = Muon(
-            [
-                {"params": ours[:2], "rule": "adamw", "weight_decay": 0.1},
-                {"params": ours[2:], "rule": "adamw", "weight_decay": 0.0},
-            ],
-            **settings,
-        )
-        adamw = torch.optim.AdamW(
-            [
-                {"params": theirs[:2], "weight_decay": 0.1},
-                {"params": theirs[2:], "weight_decay": 0},
-            ],
-            **settings,
-        )
+
+        def groups(params: list[nn.Parameter], **rule: str) -> list[dict]:
+            parts = (params[:2], 0.1), (params[2:], 0.0)
+            return [{"params": part, "weight_decay": decay, **rule} for part, decay in parts]
+
+        muon = Muon(groups(ours, rule="adamw"), **settings)
+        adamw = torch.optim.AdamW(groups(theirs), **settings)
         before = copy.deepcopy(ours)
         run(muon, ours, steps=5)
         run(adamw, theirs, steps=5)
@@ -246,10 +228,10 @@ class TestAdamwRule:
                 assert torch.equal(muon.state[p][key], value)
 
     def test_step_counts_do_not_depend_on_the_default_dtype(self):
+        params = matrices((3,), dtype=torch.float32)
+        optimizer = Muon([{"params": params, "rule": "adamw"}])
         torch.set_default_dtype(torch.bfloat16)
         try:
-            params = matrices((3,), dtype=torch.float32)
-            optimizer = Muon([{"params": params, "rule": "adamw"}])
             run(optimizer, params, steps=1)
         finally:
             torch.set_default_dtype(torch.float32)
@@ -413,3 +395,17 @@ def test_scales_are_those_of_torch(shape: tuple[int, int], ours: str, torch_s: s
     from torch.optim._muon import _adjust_lr
 
     assert SCALES[ours](*shape) == pytest.approx(_adjust_lr(1.0, torch_s, torch.Size(shape)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cases", "ranks"),
+    [
+        ("fsdp,tp,placements_1d,shares,refusals", 2),
+        ("fsdp,placements_1d,shares,placements_2d,fsdp_tp", 4),
+    ],
+)
+def test_sharded_as_whole(cases: str, ranks: int) -> None:
+    for process in run_ranks(cases, ranks, script="muon_ranks.py"):
+        assert process.returncode == 0, process.stderr
+        assert process.stdout.split() == cases.split(",")

@@ -2,13 +2,12 @@
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import Tensor
 
-from thinwire.codecs import BF16, E3M0, Levels, Quantise, Stochastic, TopK, kernels
+from kernel_parity import OtherGrid
+from thinwire.codecs import BF16, E3M0, Quantise, Stochastic, TopK, kernels
 from thinwire.codecs.kernels import VARIABLE, find_kernel, kernel_backend
 from thinwire.errors import ConfigurationError
 from thinwire.fragments.layout import Layout
@@ -39,25 +38,15 @@ def test_numba_is_taken_on_cpus() -> None:
     assert find_kernel(TWO_BITS, CPU) is find_kernel(TWO_BITS, CPU) is not None
 
 
-@dataclass(frozen=True)
-class MyGrid(Levels):
-    means = False  # type: ignore[assignment]
-
-    def place(self, x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-        return torch.zeros(len(x), 1), torch.ones(len(x), 1)
-
-
 def test_other_formats_and_rows_of_other_lengths_have_no_kernel() -> None:
     assert find_kernel(TopK(values=BF16()), CPU) is None
     assert kernels._backend.cache_info().currsize == 0  # numba is not imported for it
     for bits in (2, 8):
         assert find_kernel(Quantise(bits=bits, rounding=Stochastic()), CPU) is None
-        assert find_kernel(Quantise(bits=bits, grid=MyGrid()), CPU) is None
+        assert find_kernel(Quantise(bits=bits, grid=OtherGrid()), CPU) is None
     for codec in (E3M0(rounding=Stochastic()), TopK(k=2049)):
         assert find_kernel(codec, CPU) is None
-    kernel_of = [
-        piece.codec._kernel(CPU) for piece in Quantise(bits=2).bind(Layout.vector(4097)).pieces
-    ]
+    kernel_of = [piece.codec._kernel(CPU) for piece in TWO_BITS.bind(Layout.vector(4097)).pieces]
     assert kernel_of == [find_kernel(TWO_BITS, CPU), None]
 
 

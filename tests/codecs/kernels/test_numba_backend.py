@@ -4,19 +4,15 @@ rows of any number, blocks, threads and processes."""
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
-from kernel_parity import check, reference_add, reference_encode
-from thinwire.codecs import E3M0, Blocks, Linear, MidRise, Quantise, SignMean, Statistical, TopK
+from kernel_parity import DENSE, check, named, reference_add, reference_encode
+from thinwire.codecs import Blocks, SignMean, TopK
 from thinwire.codecs.kernels import RowKernel, find_kernel
 from thinwire.codecs.row_format import GroupedCodec
 from thinwire.fragments.layout import Layout
@@ -24,18 +20,12 @@ from thinwire.fragments.layout import Layout
 numba_backend = pytest.importorskip("thinwire.codecs.kernels.numba_backend")
 
 CPU = torch.device("cpu")
-GRIDS = (MidRise(), Linear(), Statistical())
-CODECS: dict[str, GroupedCodec] = {
-    **{f"topk-{k}/sign-levels": TopK(k=k) for k in (1, 3, 32, 64, 300, 1024, 2048)},
-    **{f"topk-{k}/sign-mean": TopK(k=k, values=SignMean()) for k in (1, 64, 100)},
-    **{
-        f"{bits} bits/{type(grid).__name__}": Quantise(bits=bits, grid=grid)
-        for bits in (1, 2, 4, 8)
-        for grid in GRIDS
-    },
-    "e3m0": E3M0(),
-}
-FEW = ("8 bits/Linear", "topk-64/sign-levels", "topk-100/sign-mean", "2 bits/MidRise", "e3m0")
+CODECS = named(
+    *DENSE,
+    *(TopK(k=k) for k in (1, 3, 32, 64, 300, 1024, 2048)),
+    *(TopK(k=k, values=SignMean()) for k in (1, 64, 100)),
+)
+FEW = ("affine-8 Linear", "topk-64/sign-levels", "topk-100/sign-mean", "table-2 MidRise", "e3m0")
 
 
 def cubed(rows: int) -> Tensor:
@@ -71,11 +61,7 @@ def test_rows_of_every_kind_have_the_bits_of_the_reference(id: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("id", "down", "across"),
-    [
-        (id, *sides)
-        for id, sides in zip(FEW, [(1, 1), (1, 7), (3, 1), (5, 3), (2, 33)], strict=True)
-    ],
+    ("id", "down", "across"), list(zip(FEW, (1, 1, 3, 5, 2), (1, 7, 1, 3, 33), strict=True))
 )
 def test_blocks_of_a_matrix_are_rows_that_were_cut_out_of_it(
     id: str, down: int, across: int
@@ -108,33 +94,21 @@ def test_threads_change_nothing(id: str) -> None:
     records = reference_encode(codec, x)
     reference_add(codec, out, [records, records], 0.5)
     found = [(records, x.view(torch.int32), out.view(torch.int32))]
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            x = cubed(331)
-            records, out = encoded(id, x), torch.ones_like(x)
-            kernel.add(out, [records, records], 0.5, None)
-            found.append((records, x.view(torch.int32), out.view(torch.int32)))
-    finally:
-        torch.set_num_threads(before)
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        x = cubed(331)
+        records, out = encoded(id, x), torch.ones_like(x)
+        kernel.add(out, [records, records], 0.5, None)
+        found.append((records, x.view(torch.int32), out.view(torch.int32)))
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
-@pytest.fixture
-def three_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("three_threads")
 def test_threads_of_several_workers_may_call_a_kernel_at_once() -> None:
-    want = encoded("2 bits/MidRise", cubed(200))
+    torch.set_num_threads(3)
+    want = encoded("table-2 MidRise", cubed(200))
     with ThreadPoolExecutor(6) as workers:
-        found = [workers.submit(encoded, "2 bits/MidRise", cubed(200)) for _ in range(24)]
+        found = [workers.submit(encoded, "table-2 MidRise", cubed(200)) for _ in range(24)]
         assert all(torch.equal(each.result(timeout=60), want) for each in found)
 
 
@@ -150,42 +124,17 @@ def threads_used() -> int:
     return len(began)
 
 
-def _count_threads(answers: Any) -> None:
-    answers.put(threads_used())
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-@pytest.mark.usefixtures("three_threads")
 def test_a_forked_process_has_threads_of_its_own() -> None:
+    torch.set_num_threads(3)
     assert threads_used() == 3  # and they stay
     fork = multiprocessing.get_context("fork")
     answers = fork.Queue()
-    child = fork.Process(target=_count_threads, args=(answers,))
+    child = fork.Process(target=lambda: answers.put(threads_used()))
     child.start()
     try:
         assert answers.get(timeout=60) == 3
     finally:
         child.join(10)
         child.kill()
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    id=st.sampled_from(list(CODECS)),
-    seed=st.integers(0, 2**31),
-    power=st.integers(-149, 100),
-    tail=st.floats(0.5, 6.0),
-    levels=st.sampled_from((0, 1, 3, 40)),
-)
-def test_bits_are_those_of_the_reference(id, seed, power, tail, levels) -> None:
-    codec, kernel = kernel_of(id)
-    x = torch.randn(2, 4096, generator=torch.Generator().manual_seed(seed))
-    x = x.sign() * x.abs() ** tail
-    x = (x * levels).round() / levels if levels else x
-    x = (x.double() * 2.0**power).float().clamp(-3e38, 3e38)
-    theirs, mine, got = x * 0.9 + x * 0.1, x.clone(), empty_records(codec, 2)
-    want = reference_encode(codec, theirs)
-    kernel.encode(mine, got, x * 0.1, 0.9)
-    assert torch.equal(got, want)
-    assert same_bits(mine, theirs)

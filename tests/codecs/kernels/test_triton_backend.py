@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernel_parity import CHUNK, CODECS, check
+from kernel_parity import CHUNK, CODECS, OtherGrid, check
 from thinwire.codecs import E3M0, Quantise, TopK
 from thinwire.codecs.kernels import find_kernel
 
@@ -24,7 +24,6 @@ from triton.runtime import driver  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
 from thinwire.codecs.kernels import triton_backend  # noqa: E402
-from thinwire.codecs.levels import Levels  # noqa: E402
 
 GPU = torch.device("cuda")
 INTERPRETER = {"THINWIRE_KERNELS": "triton", "TRITON_INTERPRET": "1"}
@@ -55,13 +54,7 @@ def test_it_gives_the_bits_of_the_torch_path_on_a_gpu(name: str) -> None:
 
 
 def test_there_are_kernels_for_powers_of_two_and_grids_of_this_package() -> None:
-    class Odd(Levels):
-        means = False
-
-        def place(self, x, bits):
-            return x[:, :1], x[:, :1]
-
-    none = (*(TopK(k=k) for k in (1, 8, 100, 4096)), Quantise(bits=2, grid=Odd()))
+    none = (*(TopK(k=k) for k in (1, 8, 100, 4096)), Quantise(bits=2, grid=OtherGrid()))
     assert not any(map(triton_backend.build, none))
     assert all(map(triton_backend.build, (TopK(k=16), TopK(k=2048), Quantise(bits=2), E3M0())))
 
@@ -136,14 +129,6 @@ def stack_nbytes(program: Path) -> list[str]:
     return re.findall(r"STACK:(\d+)", shown.stdout + shown.stderr)
 
 
-def check_compiled(kernels: list, program: Path) -> None:
-    assert kernels
-    for kernel in kernels:
-        assert roundings(kernel.asm["ptx"]) == set()
-        program.write_bytes(kernel.asm["cubin"])
-        assert stack_nbytes(program) == ["0"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CODECS)
 def test_every_format_rounds_every_operation_and_stays_in_registers(
@@ -151,7 +136,12 @@ def test_every_format_rounds_every_operation_and_stays_in_registers(
 ) -> None:
     compile_all(name, 80)
     compile_all(name, 90)
-    check_compiled(compiled, tmp_path / "kernel.cubin")
+    program = tmp_path / "kernel.cubin"
+    assert compiled
+    for kernel in compiled:
+        assert roundings(kernel.asm["ptx"]) == set()
+        program.write_bytes(kernel.asm["cubin"])
+        assert stack_nbytes(program) == ["0"]
 
 
 @pytest.mark.filterwarnings("ignore:AnnAssign")  # Triton's own, on Python 3.13
