@@ -1,4 +1,7 @@
-"""Delayed Nesterov: N arrivals at one theta are a Nesterov step, and what is not."""
+"""Delayed Nesterov: N arrivals at one theta are a Nesterov step, and what is not.
+
+The paper's loop is in asynchronous/test_simulation.py.
+"""
 
 import dataclasses
 
@@ -25,12 +28,14 @@ def after(outer: tw.outer.OuterOptimizer, arrivals: list[Tensor]) -> Tensor:
 
 
 def means(arrivals: list[Tensor], every: int) -> list[Tensor]:
-    groups = torch.stack(arrivals).unflatten(0, (-1, every))
-    return list(groups.mean(1))
+    return list(torch.stack(arrivals).unflatten(0, (-1, every)).mean(1))
 
 
 def largest(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().max())
+
+
+NESTEROV = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
 
 
 @pytest.mark.parametrize(
@@ -39,17 +44,15 @@ def largest(a: Tensor, b: Tensor) -> float:
 def test_n_arrivals_are_one_nesterov_step_on_their_mean(every: int, c: float) -> None:
     """One at a time also with momentum in advance, for which there is no time."""
     arrivals = gradients(6 * every)
-    nesterov = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
     found = after(DelayedNesterov(lr=0.7, momentum=0.9, every=every, c=c), arrivals)
-    assert largest(found, after(nesterov, means(arrivals, every))) < 4e-6
+    assert largest(found, after(NESTEROV, means(arrivals, every))) < 4e-6
 
 
 def test_control_momentum_in_advance_or_at_every_arrival_is_another_step() -> None:
     arrivals = gradients(24)
-    nesterov = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
     for c in (0.05, 0.25):
         found = after(DelayedNesterov(lr=0.7, momentum=0.9, every=4, c=c), arrivals)
-        assert largest(found, after(nesterov, means(arrivals, 4))) > 0.05
+        assert largest(found, after(NESTEROV, means(arrivals, 4))) > 0.05
     often = tw.outer.SGD(lr=0.7 / 4, momentum=0.9, nesterov=True)
     found = after(DelayedNesterov(lr=0.7, momentum=0.9, every=4), arrivals)
     assert largest(found, after(often, arrivals)) > 0.05
@@ -59,22 +62,6 @@ def test_without_momentum_an_arrival_is_sgd_with_a_share_of_the_rate() -> None:
     arrivals = gradients(7)
     found = after(DelayedNesterov(lr=0.8, momentum=0.0, every=4), arrivals)
     assert largest(found, after(tw.outer.SGD(lr=0.2), arrivals)) < 1e-6
-
-
-def test_by_hand() -> None:
-    """N = 2, beta = 1/2, c = 1/4, eps = 1 on one weight that starts at -1, all dyadic.
-
-    g = 4: S = 4, step 4/2 + c beta 0 = 2.
-    g = 2: S = 6, m = 3, weight 1 - 1/2 + 1/4 = 3/4, step 1 + 3/4 * 3/2 = 17/8.
-    g = 0: S = 0, step 0 + 1/4 * 3/2 = 3/8.
-    """
-    outer = DelayedNesterov(lr=1.0, momentum=0.5, every=2, c=0.25)
-    state = bound(outer, torch.tensor([-1.0]))[1]
-    anchors: list[float] = []
-    for g in (4.0, 2.0, 0.0):
-        state.apply(DenseVector(torch.tensor([g])))
-        anchors.append(float(state.flat_anchor()))
-    assert anchors == [-3.0, -3.0 - 17 / 8, -3.0 - 17 / 8 - 3 / 8]
 
 
 def method(outer: tw.outer.OuterOptimizer) -> tw.Method:

@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 import torch
-from torch import nn
 
 import thinwire as tw
 from processes import run_ranks
@@ -16,6 +15,7 @@ from thinwire.exchange import Pairs
 from thinwire.exchange.state import peers_of
 from thinwire.outer import Gossip, OuterState
 from toy import (
+    OwnAnchors,
     Team,
     adamw,
     bound,
@@ -28,7 +28,6 @@ from toy import (
 )
 
 ZEROS = codecs.TopK(), codecs.RandomK(), codecs.PerRole(default=codecs.TopK())
-HALVES = Gossip(lr=0.5, momentum=0.5)
 HEAVY_BALL = tw.outer.SGD(lr=0.7, momentum=0.5)
 # 30 steps of rounding of weights below 1 in fp32, which adamw enlarges where a moment is small.
 ROUNDING = 1e-5
@@ -47,33 +46,20 @@ def spread(team: Team) -> float:
     return float((flat - flat.mean(0)).square().mean().sqrt())
 
 
-def contribution(state: OuterState) -> torch.Tensor:
-    with state.measure() as delta:
-        return state.contribution(delta).whole()
-
-
-def test_two_steps_by_hand() -> None:
-    """m1 = .5 (1 - .75) = .125; m2 = .5 m1 + .5 (.875 - 1) = 0."""
-    weight, state = bound(HALVES, torch.ones(1))
-    with torch.no_grad():
-        weight.fill_(0.5)
-    assert float(state.pseudo_gradient()) == 0.5
-    assert float(contribution(state)) == 0.5  # theta, not the difference
-    state.apply(DenseVector(torch.tensor([0.75])))
-    assert float(weight.detach()) == float(state.flat_anchor()) == 0.875
-    state.apply(DenseVector(torch.tensor([1.0])))
-    assert float(weight.detach()) == 0.875
-
-
 def test_the_weight_that_is_sent_lacks_nothing_that_16_bits_rounded_away() -> None:
-    weight, state = bound(HALVES, torch.ones(1, dtype=torch.bfloat16))
+    """Theta, not the difference."""
+
+    def sent(state: OuterState) -> float:
+        with state.measure() as delta:
+            return float(state.contribution(delta).whole())
+
+    weight, state = bound(Gossip(), torch.ones(1, dtype=torch.bfloat16))
     state.apply(DenseVector(torch.tensor([1.001])))
     anchor = float(state.flat_anchor())
-    assert anchor != float(weight.detach())
-    assert float(contribution(state)) == anchor
+    assert sent(state) == anchor != float(weight.detach())
     with torch.no_grad():
         weight -= 0.25
-    assert float(contribution(state)) == pytest.approx(anchor - 0.25)
+    assert sent(state) == pytest.approx(anchor - 0.25)
 
 
 @pytest.mark.parametrize(
@@ -165,18 +151,11 @@ def test_fragments_each_have_their_own_pairs_of_the_round() -> None:
 
 
 def test_control_without_a_pull_the_anchors_drift_apart() -> None:
-    """Every worker with itself: the pairs of a lone worker."""
-
-    def one(worker: int) -> torch.Tensor:
-        def its_loss(model: nn.Module, step: int, _: int, *, workers: int) -> torch.Tensor:
-            return loss(model, step, worker, workers=4)
-
-        team = Team(method(), adamw, 1, loss=its_loss).train(90)
-        return torch.cat([p.flatten() for p in team.anchor()])
-
-    flat = torch.stack([one(worker) for worker in range(4)])
-    apart = float((flat - flat.mean(0)).square().mean().sqrt())
-    assert apart > 3 * spread(Team(method(), adamw, 4).train(90))
+    pulled, free = (
+        Team(method(outer=outer), adamw, 4).train(90)
+        for outer in (Gossip(), OwnAnchors(outer=HEAVY_BALL))
+    )
+    assert spread(free) > 3 * spread(pulled)
 
 
 def test_worker_count_may_change() -> None:

@@ -1,10 +1,9 @@
+"""The contract of outer optimizers; what they compute is in test_identities.py and beside."""
+
 import pytest
-import torch
 
 import thinwire as tw
-from thinwire.blocks import DenseVector
 from thinwire.testing import OuterContract
-from toy import bound
 
 CONTRACTS = {
     "PlainSGD": tw.outer.SGD(lr=0.5),
@@ -35,34 +34,6 @@ def contract(name: str) -> type[OuterContract]:
 
 
 globals().update({f"Test{name}": contract(name) for name in CONTRACTS})
-
-
-def run_scalar(outer: tw.outer.OuterOptimizer, workers: int, deltas: list[float]) -> list[float]:
-    """The anchor of one weight that starts at 0 after rounds with the given mean deltas."""
-    weight, state = bound(outer, torch.zeros(1), workers)
-    anchors: list[float] = []
-    for delta in deltas:
-        with torch.no_grad():
-            weight -= delta
-        pseudo_gradient = state.pseudo_gradient()
-        assert float(pseudo_gradient) == pytest.approx(delta)
-        state.apply(DenseVector(pseudo_gradient))
-        anchors.append(float(weight.detach()))
-    return anchors
-
-
-@pytest.mark.parametrize(
-    ("outer", "deltas", "anchors"),
-    [
-        # m1 = 1, step 0.5 (1 + 0.5); m2 = 0.5 + 2, step 0.5 (2 + 1.25).
-        ({"lr": 0.5, "momentum": 0.5, "nesterov": True}, [1.0, 2.0], [-0.75, -0.75 - 1.625]),
-        ({"lr": 0.5, "momentum": 0.5}, [1.0, 2.0], [-0.5, -0.5 - 1.25]),
-        ({"lr": 0.25}, [1.0], [-0.25]),
-    ],
-)
-@pytest.mark.parametrize("workers", [1, 2])
-def test_sgd_by_hand(workers: int, outer, deltas, anchors) -> None:
-    assert run_scalar(tw.outer.SGD(**outer), workers, deltas) == anchors
 
 
 DELAYED = [
