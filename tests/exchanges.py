@@ -3,19 +3,17 @@
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import thinwire as tw
 from thinwire import codecs
-from thinwire.aggregate import Aggregate
 from thinwire.blocks import DenseVector
 from thinwire.checksums import checksum
-from thinwire.codecs import Codec, Identity
 from thinwire.exchange import Exchange, ExchangeContext, ExchangeState, RoundResult
 from thinwire.exchange.message import HEADER_NBYTES, Header, blank_message, seal
-from thinwire.feedback import Feedback
 from thinwire.fragments.layout import Layout
 from thinwire.storage import StatePlacement
 from thinwire.transport import RoundTag, Transport
@@ -49,37 +47,24 @@ def tag_of(round: int = 1, anchor: bytes = ANCHOR) -> RoundTag:
     return RoundTag(what="the fragment", round=round, anchor=anchor)
 
 
-def delta_of(rank: int, layout: Layout = LAYOUT, round: int = 1) -> Tensor:
+def delta_of(rank: int, round: int = 1) -> Tensor:
     generator = torch.Generator().manual_seed(100 * round + rank)
-    return torch.randn(layout.numel, generator=generator)
+    return torch.randn(LAYOUT.numel, generator=generator)
 
 
-def state_of(
-    exchange: Exchange,
-    rank: int,
-    workers: int,
-    *,
-    codec: Codec | None = None,
-    feedback: Feedback | None = None,
-    aggregate: Aggregate = MEAN,
-    layout: Layout = LAYOUT,
-    drops_bad_messages: bool = False,
-    has_own_anchors: bool = False,
-) -> ExchangeState:
-    return exchange.bind(
-        ExchangeContext(
-            codec=Identity() if codec is None else codec,
-            feedback=tw.NoFeedback() if feedback is None else feedback,
-            aggregate=aggregate,
-            layout=layout,
-            fragment=0,
-            workers=workers,
-            rank=rank,
-            storage=StatePlacement(torch.device("cpu")),
-            drops_bad_messages=drops_bad_messages,
-            has_own_anchors=has_own_anchors,
-        )
-    )
+def state_of(exchange: Exchange, rank: int, workers: int, **changes: Any) -> ExchangeState:
+    """The state of one fragment; `changes` are of what its context has by default."""
+    fields = {
+        "codec": codecs.Identity(),
+        "feedback": tw.NoFeedback(),
+        "aggregate": MEAN,
+        "layout": LAYOUT,
+        "fragment": 0,
+        "storage": StatePlacement(torch.device("cpu")),
+        "drops_bad_messages": False,
+        "has_own_anchors": False,
+    }
+    return exchange.bind(ExchangeContext(workers=workers, rank=rank, **fields | changes))
 
 
 Messages = Mapping[str, Tensor]
@@ -93,11 +78,8 @@ def exchanged(
     encode: Callable[[int, ExchangeState], Messages] | None = None,
 ) -> list[RoundResult]:
     """One round of workers that share a thread; `encode` makes a worker's messages."""
-
-    def usual(rank: int, state: ExchangeState) -> Messages:
-        return state.encode(DenseVector(delta_of(rank, round=round)), tag_of(round))
-
-    tag, encode = tag_of(round), usual if encode is None else encode
+    tag = tag_of(round)
+    encode = encode or (lambda rank, state: state.encode(DenseVector(delta_of(rank, round)), tag))
     rounds = [
         transport.run(state.run(encode(transport.rank, state), tag), tag)
         for state, transport in zip(states, transports, strict=True)

@@ -45,12 +45,11 @@ def test_the_mean_is_that_of_a_worker_and_its_peer(codec, workers: int) -> None:
         results = exchanged(states, transports, round=round)
         peers = peers_of(workers, round=round, seed=0)
         sent = [
-            bound.decode(bound.encode(delta_of(rank, round=round), round=round), round=round)
+            bound.decode(bound.encode(delta_of(rank, round), round=round), round=round)
             for rank in range(workers)
         ]
         for rank, (peer, result) in enumerate(zip(peers, results, strict=True)):
-            first, last = sorted((rank, peer))
-            pair = [first] if first == last else [first, last]
+            pair = sorted({rank, peer})
             expected = sum(sent[member] * (1.0 / len(pair)) for member in pair)
             assert torch.equal(result.mean.whole(), expected)
             assert torch.equal(result.mean.whole(), results[peer].mean.whole())

@@ -23,7 +23,7 @@ from thinwire.train.recipes import laptop
 
 
 class Written:
-    """Writes what a run would; NaN is one that diverges, infinity one whose process died."""
+    """Writes what a run would; NaN is one that diverges, infinity one that fails."""
 
     def __init__(self, loss: Callable[[TrainConfig], float] = lambda config: 1.0) -> None:
         self.loss, self.seen = loss, list[str]()
@@ -36,10 +36,9 @@ class Written:
         RunFolder(folder).open(config.describe())
         if math.isfinite(loss):
             return RunFolder(write_run(folder, config, loss=loss)).note_data("abc")
-        if math.isinf(loss):
-            return "killed: its process ended with status -9"
-        note_failure(folder, NonFiniteError.__name__, "the loss is nan")
-        return f"{NonFiniteError.__name__}: the loss is nan"
+        kind = OSError if math.isinf(loss) else NonFiniteError
+        note_failure(folder, kind.__name__, f"the loss is {loss}")
+        return f"{kind.__name__}: the loss is {loss}"
 
 
 def compared(folder: Path, runner: Runner | None = None, **fields: Any) -> Comparison:
@@ -213,16 +212,18 @@ def test_a_choice_at_the_edge_is_named_and_a_rate_that_diverges_is_a_result(tmp_
     assert everything.problems()["ddp"].why == "all diverged"
 
 
-def test_nothing_is_chosen_while_a_run_is_missing(tmp_path) -> None:
-    def dies(config: TrainConfig) -> float:
+def test_nothing_is_chosen_while_a_run_is_missing_and_one_that_failed_is_tried_again(
+    tmp_path,
+) -> None:
+    def fails(config: TrainConfig) -> float:
         missing = config.method.name == "ddp" and config.method.inner.lr == 1e-3
         return math.inf if missing else edge(config)
 
-    found = searched(tmp_path, dies)
+    found = searched(tmp_path, fails)
     assert [choice.chosen is None for choice in found.tuning] == [True, False]
     trouble = found.problems()["ddp-inner_lr-0.001-seed0"]
     assert trouble.state is RunState.FAILED
-    assert "status -9" in trouble.why
+    assert "OSError: the loss is inf" in trouble.why
     mended = searched(tmp_path)
     assert mended.problems() == {}
     assert mended.rows[0].losses == {0: 2.0, 1: 2.1, 2: 2.2}

@@ -13,7 +13,7 @@ from thinwire.method import RENAMED_SLOTS, Method, migrate_names
 from thinwire.runs.find import find_runs
 from thinwire.runs.folder import RunFolder
 from thinwire.runs.schema import identity_fields, read_finished, read_object
-from thinwire.runs.status import RunState, read_run, status_of
+from thinwire.runs.status import RunState, note_failure, read_run, status_of
 from thinwire.runs.variants import variants_of
 
 OLD = Path(__file__).parents[1] / "golden" / "run-folder"
@@ -142,7 +142,13 @@ def disorder(folder: Path) -> None:
     (folder / "metrics.jsonl").write_text(second + first + third)
 
 
+def fail(folder: Path) -> None:
+    (folder / "summary.json").unlink()
+    note_failure(folder, "OSError", "it broke")
+
+
 DAMAGE = [
+    (fail, "failed: OSError: it broke (23 of 23 steps recorded)"),
     (without("summary.json"), "unfinished: it has no summary, 23 of 23 steps"),
     (without("config.json"), "corrupt: config.json is missing"),
     (without("metrics.jsonl"), "corrupt: metrics.jsonl cannot be read"),

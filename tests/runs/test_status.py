@@ -1,33 +1,27 @@
 """`thinwire compare` and `thinwire report` say the same of the same folder."""
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
 
 import pytest
 
-from run_folders import change, retell, runs_in, write_run
+from run_folders import change, retell, write_run
 from thinwire.cli import main
-from thinwire.experiments import Experiment, compare
-from thinwire.experiments.grid import configure, specs_of
-from thinwire.experiments.runners import no_observer
-from thinwire.runs.comparable import common_ground, most_common, not_comparable
-from thinwire.runs.find import find_runs
-from thinwire.runs.status import RunState, note_failure, read_run, status_of
+from thinwire.runs.status import note_failure
 from thinwire.train.config import TrainConfig
+from thinwire.train.recipes import laptop
 
 METHODS = ("ddp", "diloco", "muloco")
 
 
 def configs() -> dict[str, TrainConfig]:
-    experiment = Experiment(methods=METHODS)
-    return {spec.folder(0): configure(experiment, spec, 0) for spec in specs_of(experiment)}
+    return {f"{name}-seed0": laptop(name) for name in METHODS}
 
 
-def end(folder: Path, kind: str) -> None:
+def diverge(folder: Path) -> None:
     (folder / "summary.json").unlink()
-    note_failure(folder, kind, "it broke")
+    note_failure(folder, "NonFiniteError", "it broke")
 
 
 def replace_by_a_file(folder: Path) -> None:
@@ -48,7 +42,7 @@ NO_DATA = OTHER + "corpus fingerprint is not recorded (Python 3.11.7), not abc"
             "corrupt: summary.json cannot be used: Expected `float` >= 0.0 - at `$.val_loss`",
         ),
         (replace_by_a_file, "corrupt: it is a file, not the folder of a run"),
-        (lambda f: end(f, "NonFiniteError"), "diverged: it broke (400 of 400 steps recorded)"),
+        (diverge, "diverged: it broke (400 of 400 steps recorded)"),
         (
             lambda f: (f / "data.json").write_text(json.dumps({"fingerprint": "f" * 64})),
             OTHER + "corpus fingerprint is ffffffffffff, not abc",
@@ -78,40 +72,6 @@ def test_compare_and_report_say_the_same(tmp_path, capsys, spoil, verdict: str) 
     assert f"diloco-seed0: {verdict}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("spoil", "state", "why"),
-    [
-        (lambda f: (f / "summary.json").unlink(), RunState.UNFINISHED, "it has no summary, 400 of"),
-        (lambda f: end(f, "OSError"), RunState.FAILED, "OSError: it broke (400 of 400 steps"),
-        (lambda f: [p.unlink() for p in f.iterdir()], RunState.ABSENT, "no run was begun in it"),
-    ],
-)
-def test_what_compare_would_go_on_with_is_what_report_leaves_out(
-    tmp_path, spoil, state: RunState, why: str
-) -> None:
-    config = configs()["diloco-seed0"]
-    folder = write_run(tmp_path / "run", config)
-    spoil(folder)
-    (left,) = find_runs([folder]).values()
-    assert status_of(folder, config.describe()) == read_run(folder) == left
-    assert left.state is state
-    assert why in left.why
-
-
-def test_a_run_that_failed_is_tried_again(tmp_path) -> None:
-    place, config = tmp_path / "diloco-seed0", configs()["diloco-seed0"]
-    end(write_run(place, config), "OSError")
-
-    def finish(runs, make_observer) -> list[None]:
-        (run,) = runs
-        shutil.rmtree(run.folder)
-        write_run(run.folder, run.config)
-        return [None]
-
-    again = compare(Experiment(methods=("diloco",)), tmp_path, no_observer, finish)
-    assert again.problems() == {}
-
-
 def test_a_sound_run_from_before_memory_was_noted_is_shown(tmp_path, capsys) -> None:
     for name, config in configs().items():
         retell(write_run(tmp_path / "runs" / name, config), "_bytes", "")
@@ -124,20 +84,3 @@ def test_a_sound_run_from_before_memory_was_noted_is_shown(tmp_path, capsys) -> 
     assert main(["report", str(tmp_path / "runs"), "--out", str(page)]) == 0
     assert "left out" not in capsys.readouterr().out
     assert page.read_text().count(">not recorded<") == 3
-
-
-def test_as_many_tokens_in_other_batches_and_workers_that_leave_are_no_fair_comparison(
-    tmp_path,
-) -> None:
-    config = configs()["ddp-seed0"]
-    other = dataclasses.replace(config, steps=200, global_batch=32)
-    for name, its in {"a": config, "b": dataclasses.replace(config, seed=1), "c": other}.items():
-        write_run(tmp_path / name, its)
-    runs = runs_in(tmp_path)
-    why = "global_batch is 32, not 16; steps is 200, not 400"
-    assert not_comparable(runs) == {tmp_path / "c": why}
-    # A worker that may leave is never one of a fixed team.
-    change(tmp_path / "a" / "summary.json", events={})
-    assert common_ground(runs[0]) != common_ground(read_run(tmp_path / "a").run)
-    a, b = {"x": "1"}, {"x": "2"}
-    assert [most_common(grounds) for grounds in ([], [a, b], [a, b, b])] == [None, a, b]
