@@ -5,7 +5,7 @@ from hashlib import sha256
 import pytest
 import torch
 
-from thinwire.checksums import anchor_digest, checksum
+from thinwire.checksums import anchor_digest
 from wire_reference import column_sums
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.bool, torch.complex64]
@@ -45,12 +45,3 @@ def test_a_digest_does_not_depend_on_where_a_vector_lies(offset: int, dtype: tor
     x = random_bits(5003, dtype)
     assert anchor_digest(x[offset:]) == anchor_digest(x[offset:].clone())
     assert anchor_digest(x[::offset]) == anchor_digest(x[::offset].clone())
-
-
-@pytest.mark.parametrize("nbytes", [1, 7, 8, 8191, 8192, 8193, 100_003])
-def test_one_damaged_bit_anywhere_changes_the_checksum(nbytes: int) -> None:
-    body = torch.randint(256, (nbytes,), dtype=torch.uint8)
-    for place in (0, nbytes // 2, nbytes - 1):
-        damaged = body.clone()
-        damaged[place] ^= 1
-        assert checksum(damaged) != checksum(body)

@@ -38,35 +38,35 @@ from thinwire.testing import CodecContract, vector
 CONTRACTS = {
     "Identity": (Identity(), 0.0, 0.0),
     "CastBF16": (CastBF16(), 2.0**-16, 1.0),
-    "MidRise2Chunks": (Quantise(bits=2), 0.13, 1.0),
-    "Statistical4Rows": (Quantise(bits=4, grid=Statistical(), groups=Rows()), 0.02, 1.0),
-    "Linear8Blocks": (Quantise(bits=8, grid=Linear(), groups=Blocks()), 0.0002, 1e4),
-    "E3M0Stochastic": (E3M0(groups=Blocks(), rounding=Stochastic()), 0.1, 1.0),
-    "TopKSignLevels": (TopK(k=32, groups=Blocks()), 0.97, 1.0),
+    "MidRise2Chunks": (Quantise(bits=2), 0.121, 1.0),
+    "Statistical4Rows": (Quantise(bits=4, grid=Statistical(), groups=Rows()), 0.0135, 1.0),
+    "Linear8Blocks": (Quantise(bits=8, grid=Linear(), groups=Blocks()), 1e-4, 1e4),
+    "E3M0Stochastic": (E3M0(groups=Blocks(), rounding=Stochastic()), 0.087, 1.0),
+    "TopKSignLevels": (TopK(k=32, groups=Blocks()), 0.945, 1.0),
     "TopKAllF32": (TopK(k=4096, values=F32(), groups=Blocks()), 0.0, 0.0),
-    "TopKTensorLevels": (TopK(k=1000, values=TensorLevels(), groups=Rows()), 0.7, 1.0),
+    "TopKTensorLevels": (TopK(k=1000, values=TensorLevels(), groups=Rows()), 0.4, 1.0),
     "RandomKBF16": (RandomK(k=1, values=BF16(), groups=Tensors()), 1.0, 1.0),
-    "TopKHadamard": (TopK(k=256, values=BF16(), groups=Tensors(), transform=Hadamard()), 0.85, 1.0),
+    "TopKHadamard": (TopK(k=256, values=BF16(), groups=Tensors(), transform=Hadamard()), 0.72, 1.0),
     "PerRoleDCT": (
         PerRole(default=TopK(transform=DCT()), embedding=Quantise(bits=4), vector=E3M0()),
-        0.95,
+        0.32,
         1.0,
     ),
 }
 # These pass what depends on numbers and sizes.
 SHORTER = {
     "CastFP16": (CastFP16(), 2.0**-22, 1.0),
-    "MidRise1Tensors": (Quantise(bits=1, groups=Tensors()), 0.5, 1.0),
+    "MidRise1Tensors": (Quantise(bits=1, groups=Tensors()), 0.45, 1.0),
     "Statistical1Tensors": (Quantise(bits=1, grid=Statistical(), groups=Tensors()), 0.99, 1.0),
     "Linear1Rows": (Quantise(bits=1, grid=Linear(), groups=Rows()), 12.5, 1e4),
-    "Linear2Tensors": (Quantise(bits=2, grid=Linear(), groups=Tensors()), 1.0, 1e4),
-    "Linear4Blocks": (Quantise(bits=4, grid=Linear(), groups=Blocks()), 0.03, 1e4),
-    "Stochastic2": (Quantise(bits=2, rounding=Stochastic(seed=3)), 0.25, 4.0),
-    "TopKSignMean": (TopK(values=SignMean()), 0.95, 1.0),
+    "Linear2Tensors": (Quantise(bits=2, grid=Linear(), groups=Tensors()), 0.7, 1e4),
+    "Linear4Blocks": (Quantise(bits=4, grid=Linear(), groups=Blocks()), 0.027, 1e4),
+    "Stochastic2": (Quantise(bits=2, rounding=Stochastic(seed=3)), 0.205, 4.0),
+    "TopKSignMean": (TopK(values=SignMean()), 0.91, 1.0),
     "TopKHalfSignMean": (TopK(k=2048, values=SignMean(), groups=Tensors()), 0.31, 1.0),
     "RandomKF32": (RandomK(k=1000, seed=7, values=F32(), groups=Blocks()), 0.99, 1.0),
     "TopKAllDCT": (TopK(k=4096, values=F32(), groups=Blocks(), transform=DCT()), 1e-12, 1.0),
-    "MidRise8Hadamard": (Quantise(bits=8, groups=Rows(), transform=Hadamard()), 0.001, 1.001),
+    "MidRise8Hadamard": (Quantise(bits=8, groups=Rows(), transform=Hadamard()), 1e-4, 1.001),
 }
 NUMBERS_AND_SIZES = {
     "test_payload_has_the_promised_size_and_loses_no_more_than_it_may",
@@ -88,11 +88,6 @@ def contract(name: str) -> type[CodecContract]:
 
 
 globals().update({f"Test{name}": contract(name) for name in CONTRACTS | SHORTER})
-
-
-def relative_error_of(decoded, x):
-    exact = x.double()
-    return float((decoded - exact).square().sum() / exact.square().sum())
 
 
 # -- construction ----------------------------------------------------------------------------------
@@ -193,34 +188,14 @@ def test_the_largest_magnitude_survives_any_rounding() -> None:
 # -- grids -----------------------------------------------------------------------------------------
 
 
-GAUSSIAN = vector(64 * 4096)
-
-
-@pytest.mark.parametrize(
-    ("codec", "low", "high"),
-    [
-        (Quantise(bits=1), 0.355, 0.370),
-        (Quantise(bits=2), 0.114, 0.122),
-        (Quantise(bits=4), 0.0095, 0.0120),
-        (Quantise(bits=2, grid=Statistical()), 0.17, 0.19),
-        (Quantise(bits=2, grid=Linear(), groups=Tensors()), 0.6, 1.2),
-        (E3M0(), 0.03, 0.045),
-        (TopK(k=64, values=F32()), 0.88, 0.90),
-    ],
-    ids=lambda value: value.id if isinstance(value, tw.codecs.Codec) else None,
-)
-def test_gaussian_numbers_lose_this_much(codec, low, high) -> None:
-    decoded = codec.decode(codec.encode(GAUSSIAN), len(GAUSSIAN))
-    assert low <= relative_error_of(decoded, GAUSSIAN) <= high
-
-
 @pytest.mark.parametrize("grid", [Linear(), Statistical(), MidRise()])
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_a_row_whose_step_underflows_is_not_made_larger(grid, bits) -> None:
-    x = GAUSSIAN[:4096] * 1e-40
+    x = vector(4096, scale=1e-40)
     codec = Quantise(bits=bits, grid=grid, rounding=Stochastic())
     decoded = codec.decode(codec.encode(x), 4096)
-    assert relative_error_of(decoded, x) <= 1.001
+    lost, all = (v.double().square().sum() for v in (decoded - x.double(), x))
+    assert lost <= 1.001 * all
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
@@ -253,6 +228,16 @@ def test_tensor_levels_are_shared_by_all_batches_of_a_large_tensor(groups) -> No
     left = x.clone()
     assert torch.equal(coders[0].encode_residual(left), payload)
     assert torch.equal(left, x - ours)
+
+
+@pytest.mark.parametrize("codec", [TopK(groups=Blocks()), Quantise(bits=8, groups=Blocks())])
+def test_feedback_of_blocks_side_by_side_is_a_sum_that_is_encoded(codec) -> None:
+    coder = codec.bind(Layout.of({"w": (130, 200)}))
+    residual, delta = vector(26_000), vector(26_001)[1:]
+    total, payload = residual * 0.95 + delta, torch.empty(coder.nbytes, dtype=torch.uint8)
+    coder.encode_feedback_to(payload, residual, delta, decay=0.95)
+    assert torch.equal(payload, coder.encode(total))
+    assert torch.equal(residual, total - coder.decode(payload))
 
 
 @pytest.mark.parametrize("scale", [math.nan, math.inf, -math.inf])

@@ -280,21 +280,10 @@ def test_what_has_no_meaning_for_a_method_is_one_row() -> None:
     assert labels(methods=("diloco", "diloco"), seeds=(0, 0)) == ["diloco"]
 
 
-def test_an_experiment_of_ones_own(tmp_path) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text(
-        "from thinwire.experiments import Experiment\n"
-        "def grid():\n    return Experiment(methods=('diloco',), workers=(1, 2))\n"
-        "def wrong():\n    return 3\n"
-    )
-    assert load_experiment(f"{file}:grid").workers == (1, 2)
-    for name, message in (
-        (f"{file}:wrong", "int and not an Experiment"),
-        (f"{file}:none", "no function"),
-        ("laptop", r"FILE\.py:FUNCTION"),
-    ):
-        with pytest.raises(ConfigurationError, match=message):
-            load_experiment(name)
+def test_a_function_that_returns_no_experiment_is_refused(tmp_path) -> None:
+    (tmp_path / "mine.py").write_text("def wrong():\n    return 3\n")
+    with pytest.raises(ConfigurationError, match="int and not an Experiment"):
+        load_experiment(f"{tmp_path}/mine.py:wrong")
 
 
 def test_rates_go_to_the_fields_that_an_outer_optimizer_has() -> None:

@@ -49,14 +49,6 @@ def test_documented_range_of_singular_values():
     assert 0.97 < float(values.min()) < float(values.max()) < 1.12
 
 
-def test_a_batch_is_each_matrix_by_itself():
-    stack = random(2, 3, 12, 20) * torch.tensor([1e-6, 1.0, 1e6])[:, None, None]
-    got = orthogonalise(stack.double(), dtype=torch.float64)
-    wanted = [orthogonalise(m, dtype=torch.float64) for m in stack.double().flatten(0, 1)]
-    torch.testing.assert_close(got, torch.stack(wanted).view_as(got), rtol=0, atol=1e-12)
-    assert got.shape == stack.shape
-
-
 @pytest.mark.parametrize("shape", [(0, 3), (7, 5), (64, 64), (3, 17, 129)])
 def test_a_cpu_without_bf16_multiplies_in_fp32_and_rounds_alike(shape, monkeypatch):
     matrices, multiply, used = random(*shape), torch.bmm, list[torch.dtype]()

@@ -121,11 +121,6 @@ class TestLayouts:
         assert unfolded.shape == fans
         assert torch.equal(found.fold(unfolded, module.weight.shape), module.weight)
 
-    def test_transposed_convolution_has_a_row_for_every_output_channel(self):
-        module = nn.ConvTranspose1d(2, 3, 5)
-        row = parameter_layouts(module)["weight"].unfold(module.weight)[1]
-        assert torch.equal(row, module.weight[:, 1].flatten())
-
     def test_attributes_of_the_same_name_need_the_same_shape(self):
         module = nn.Linear(5, 3)
         module.nx, module.nf = 5, 3
