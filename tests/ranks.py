@@ -240,11 +240,7 @@ def leave() -> None:
         dist.barrier()
         time.sleep(60)
     reducing = reduced(shards(transport.world_size), transport.rank, first_of)
-    _pending = [
-        gather(transport, BYTES),
-        transport.run(reducing, TAG),
-        gather(transport, BYTES),
-    ]
+    _pending = [gather(transport, BYTES), transport.run(reducing, TAG), gather(transport, BYTES)]
     dist.barrier()
     time.sleep(1)  # the first one to leave must find no other that is still starting
     print("leaving", flush=True)
@@ -282,24 +278,20 @@ def hasty() -> Distributed:
 
 def count_wire() -> None:
     """Print the bytes of `ROUNDS` rounds by the kernel and by the outer loop."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = nn.Sequential(
-            nn.Embedding(11, 64), nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 3)
-        )
+        model = nn.Sequential(nn.Embedding(11, 64), nn.Linear(64, 512), nn.Linear(512, 3))
     method = tw.presets.muloco(bits=2, sync_every=1, exchange=tw.Gather())
-    optimizer = method.inner.build(model)
-    outer = tw.OuterLoop(model, optimizer, method)
-    before = kernel_sent_bytes()
-    for step in range(ROUNDS):
-        descend(loss(model, step, rank, workers=ranks), optimizer)
-        outer.step()
-    sent_bytes = kernel_sent_bytes() - before
+    before = list[int]()
+
+    def note(step: int) -> None:
+        if step == 0:
+            before.append(kernel_sent_bytes())
+
+    outer = train_one(method, ROUNDS, note, model=model)
+    stats, total_bytes = outer.stats, kernel_sent_bytes() - before[0]
     dist.barrier()  # gloo closes the connection to a rank that has ended, and its count is gone
-    print(
-        sent_bytes, outer.stats.sent_bytes, outer.stats.rounds, outer.stats.peak_sent_bytes_per_step
-    )
+    print(total_bytes, stats.sent_bytes, stats.rounds, stats.peak_sent_bytes_per_step)
 
 
 def kernel_sent_bytes() -> int:
@@ -352,18 +344,13 @@ def ddp_groups() -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("worker", "shard"))
     inside, rank = mesh["shard"], dist.get_rank()
     model = DistributedDataParallel(build_model(), process_group=inside.get_group())
-    optimizer = adamw(model)
-    method = tw.presets.diloco(sync_every=3, outer=OUTER)
     transport = Distributed(mesh["worker"])
     check_worker(transport)
     print(rank, transport.rank, transport.world_size)
-    outer = tw.OuterLoop(model, optimizer, method, transport=transport)
-    for step in range(9):
-        descend(loss(model, step, rank, workers=4), optimizer)
-        outer.step()
-        if step == 4:
-            with outer.evaluating(), torch.no_grad():
-                loss(model, step, 0)
+    method = tw.presets.diloco(sync_every=3, outer=OUTER)
+    outer = train_one(method, group=mesh["worker"], model=model)
+    with outer.evaluating(), torch.no_grad():
+        loss(model, 9, 0)
     print(outer.digest())
 
 
@@ -447,27 +434,20 @@ def at_once() -> None:
     dist.barrier()
 
 
-def exchanged(transport: Distributed, value: int) -> list[int]:
-    return [int(received) for received in begun(transport, value).wait()]
-
-
-def begun(transport: Distributed, value: int):
-    return gather(transport, torch.tensor([value], dtype=torch.uint8))
-
-
 def left_under_way() -> None:
     """Rank 1 sends what no other rank asks for, and later transports exchange as much."""
     rank, everyone = dist.get_rank(), range(dist.get_world_size())
     left = Distributed()
-    exchanged(left, 100 + rank)
+    gather(left, BYTES + 100).wait()
     if rank == 1:
-        _pending = begun(left, 77)
+        _pending = gather(left, BYTES + 77)
     del left
     for number in range(LOOPS):
         transport = Distributed()
         for exchange in range(3):
-            found = exchanged(transport, (number + exchange + rank) % 70)
-            assert found == [(number + exchange + other) % 70 for other in everyone], found
+            found = gather(transport, BYTES + (number + exchange + rank) % 70).wait()
+            wanted = [(number + exchange + other) % 70 for other in everyone]
+            assert [int(payload) for payload in found] == wanted
     dist.barrier()
     os._exit(0)
 

@@ -1,7 +1,7 @@
 """docs/wire-format.md against the code, an independent decoder and golden bytes.
 
-`PYTHONPATH=tests python tests/codecs/test_wire_format.py` writes tests/golden/ anew. Do that for a
-new id, never to make a test pass: an id must always name the same bytes.
+`PYTHONPATH=tests python tests/codecs/test_wire_format.py` writes golden/payloads.json anew. Do
+that for a new id, never to make a test pass: an id must always name the same bytes.
 """
 
 import base64
@@ -110,9 +110,9 @@ def codec_of(id: str) -> codecs.Codec:
         return codecs.TopK(k=f.number, values=_NAMED[f.values], **options)
     if f.family == "randomk":
         return codecs.RandomK(k=f.number, seed=f.seed, values=_NAMED[f.values], **options)
-    return (
-        codecs.E3M0(**options) if f.family == "e3m0" else codecs.Quantise(bits=f.number, **options)
-    )
+    if f.family == "e3m0":
+        return codecs.E3M0(**options)
+    return codecs.Quantise(bits=f.number, **options)
 
 
 def layout_of(name: str) -> Layout:
@@ -161,56 +161,20 @@ def raw(x: Tensor) -> bytes:
     return x.contiguous().numpy().tobytes()
 
 
-def shorten(payload: bytes) -> str:
-    return base64.b64encode(zlib.compress(payload, 9)).decode()
-
-
 def lengthen(text: str) -> bytes:
     return zlib.decompress(base64.b64decode(text))
 
 
-def make_payload(id: str, name: str) -> dict[str, str]:
-    coder = codec_of(id).bind(layout_of(name))
-    payload = coder.encode(input_for(name), ROUND)
-    decoded = hashlib.sha256(raw(coder.decode(payload, ROUND))).hexdigest()
-    return {"id": id, "layout": name, "payload": shorten(raw(payload)), "decoded": decoded}
-
-
-def make_messages() -> dict[str, str]:
-    """A whole pseudo-gradient, and the mean of a shard with padding, as hex."""
-    x, layout = input_for("ragged"), layout_of("ragged")
-    codec = codec_of("topk-64/sign-levels/chunk")
-    start, piece = layout.cut(3)[1]
-    shard = x[start : start + piece.numel]
-    whole = sealed(codec.bind(layout).encode(x), header_of("whole"))
-    mean = sealed(codec.bind(piece).encode(shard), header_of("mean"))
-    return {"whole": raw(whole).hex(), "mean": (raw(mean) + bytes(16)).hex()}
-
-
-def header_of(which: str) -> Header:
-    layout = layout_of("ragged")
-    kind, shard, sender, numel = {
-        "whole": (Kind.WHOLE, 0, 2, layout.numel),
-        "mean": (Kind.MEAN, 1, 1, layout.cut(3)[1][1].numel),
-    }[which]
-    return Header(
-        codec="topk-64/sign-levels/chunk",
-        fragment=0x01020304,
-        kind=kind,
-        shard=shard,
-        round=0x0102030405060708,
-        sender=sender,
-        elements=numel,
-        anchor=anchor_digest(input_for("ragged")),
-    )
-
-
 def write_golden() -> None:
-    GOLDEN.mkdir(exist_ok=True)
-    payloads = [make_payload(id, name) for id, name in CASES]
-    lines = ",\n".join(json.dumps(p) for p in payloads)
-    (GOLDEN / "payloads.json").write_text(f"[\n{lines}\n]\n")
-    (GOLDEN / "messages.json").write_text(json.dumps(make_messages(), indent=1) + "\n")
+    lines = []
+    for id, name in CASES:
+        coder = codec_of(id).bind(layout_of(name))
+        payload = coder.encode(input_for(name), ROUND)
+        decoded = hashlib.sha256(raw(coder.decode(payload, ROUND))).hexdigest()
+        short = base64.b64encode(zlib.compress(raw(payload), 9)).decode()
+        case = {"id": id, "layout": name, "payload": short, "decoded": decoded}
+        lines.append(json.dumps(case))
+    (GOLDEN / "payloads.json").write_text("[\n" + ",\n".join(lines) + "\n]\n")
 
 
 def case_id(case: dict[str, str]) -> str:
@@ -315,22 +279,30 @@ def raw_of(numbers: Iterable[np.float32]) -> bytes:
 # -- messages --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("which", ["whole", "mean"])
-def test_a_golden_message_is_made_and_read(which: str) -> None:
-    expected, header = json.loads((GOLDEN / "messages.json").read_text()), header_of(which)
-    assert make_messages()[which] == expected[which]
-    message = bytes.fromhex(expected[which])
-    found = reference.read_header(message)
-    assert found.codec == reference.codec_digest(header.codec)
-    fields = ("fragment", "kind", "shard", "round", "sender", "elements", "anchor")
-    assert all(getattr(found, f) == getattr(header, f) for f in fields)
-
-    layout = layout_of("ragged") if which == "whole" else layout_of("ragged").cut(3)[1][1]
-    coder = codec_of(header.codec).bind(layout)
-    tensor = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-    body = open_message(tensor, header, body_nbytes=coder.nbytes)
-    assert reference.read_body(message, coder.nbytes) == raw(body)
-    theirs = reference.decode(header.codec, reference_layout(layout), raw(body))
+@pytest.mark.parametrize(
+    ("which", "kind", "shard", "sender", "padding"),
+    [("whole", Kind.WHOLE, 0, 2, b""), ("mean", Kind.MEAN, 1, 1, bytes(16))],
+)
+def test_a_golden_message_is_made_and_read(which: str, kind, shard, sender, padding) -> None:
+    """A whole pseudo-gradient, and the mean of a shard with padding behind it."""
+    golden = bytes.fromhex(json.loads((GOLDEN / "messages.json").read_text())[which])
+    layout, x = layout_of("ragged"), input_for("ragged")
+    numbers = {"fragment": 0x01020304, "round": 0x0102030405060708, "anchor": anchor_digest(x)}
+    if kind is Kind.MEAN:
+        start, layout = layout.cut(3)[shard]
+        x = x[start : start + layout.numel]
+    id, numbers["elements"] = "topk-64/sign-levels/chunk", layout.numel
+    header = Header(codec=id, kind=kind, shard=shard, sender=sender, **numbers)
+    coder = codec_of(id).bind(layout)
+    assert raw(sealed(coder.encode(x), header)) + padding == golden
+    found = reference.read_header(golden)
+    assert found.codec == reference.codec_digest(id)
+    for name in ("kind", "shard", "sender", *numbers):
+        assert getattr(found, name) == getattr(header, name)
+    message = torch.frombuffer(bytearray(golden), dtype=torch.uint8)
+    body = open_message(message, header, body_nbytes=coder.nbytes)
+    assert reference.read_body(golden, coder.nbytes) == raw(body)
+    theirs = reference.decode(id, reference_layout(layout), raw(body))
     assert theirs.tobytes() == raw(coder.decode(body))
 
 
