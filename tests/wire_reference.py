@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import math
 import operator
+import re
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -96,11 +97,9 @@ def column_sums(raw: bytes) -> bytes:
 
 
 def wire_order(shapes: dict[str, tuple[int, ...]]) -> list[str]:
-    def is_whole(name: str) -> bool:
-        numel = math.prod(shapes[name])
-        return numel != 0 and numel % 4096 == 0
-
-    return [n for n in shapes if is_whole(n)] + [n for n in shapes if not is_whole(n)]
+    """First those of whole chunks."""
+    numels = {name: math.prod(shape) for name, shape in shapes.items()}
+    return sorted(shapes, key=lambda name: numels[name] == 0 or numels[name] % 4096 != 0)
 
 
 def cut(layout: Layout, workers: int) -> list[tuple[int, Layout]]:
@@ -456,14 +455,9 @@ def to_vector(codec_id: str, layout: Layout, coefficients: Floats) -> Floats:
 
 def roles_of(codec_id: str) -> dict[str, str]:
     """The ids within a per-role id, by role, in order."""
-    inside, parts, depth = codec_id[len("per-role(") : -1], [""], 0
-    for sign in inside:
-        depth += {"(": 1, ")": -1}.get(sign, 0)
-        if sign == "," and not depth:
-            parts.append("")
-        else:
-            parts[-1] += sign
-    return dict(part.split("=", 1) for part in parts)
+    inside = codec_id.removeprefix("per-role(").removesuffix(")")
+    # A comma within parentheses belongs to the id of a codec.
+    return dict(part.split("=", 1) for part in re.split(r",(?![^(]*\))", inside))
 
 
 def _of_role(layout: Layout, role: str, named: dict[str, str]) -> Layout:

@@ -1,5 +1,6 @@
 """The claims benchmark: its arms, its verdicts, and the committed table."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -63,9 +64,8 @@ def test_rows_that_are_missing_stale_of_another_corpus_or_borrowed_decide_nothin
     ):
         assert reason in why("noloco", rows | {"noloco": rows["noloco"] | changed})
     assert "another K or H" in why("muloco K=16", rows)
-    own = SMALL.__class__(
-        **vars(TUNED) | {"chosen": TUNED.chosen | {"muloco K=1": {"inner_lr": 1.5e-2}}}
-    )
+    chosen = TUNED.chosen | {"muloco K=1": {"inner_lr": 1.5e-2}}
+    own = dataclasses.replace(TUNED, chosen=chosen)
     assert arms(own)["muloco K=1"].method.inner.lr == 1.5e-2
     assert "stale" in why("muloco K=1", rows, own)
 

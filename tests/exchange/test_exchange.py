@@ -159,9 +159,7 @@ def of_worker_1(change: Callable[[Tensor], Tensor]) -> Tamper:
 
 # What else can be wrong with a message is in test_message.py.
 WRONG: dict[str, tuple[Tamper, str]] = {
-    "body, first bit": (of_worker_1(flipped), "body does not match"),
-    "body, last bit": (of_worker_1(lambda m: flipped(m, -1, 7)), "body does not match"),
-    "header": (of_worker_1(lambda m: flipped(m, 50, 3)), "header does not match"),
+    "body": (of_worker_1(flipped), "body does not match"),
     "truncated": (of_worker_1(lambda m: m[:-1]), "619 bytes of 620"),
     "truncated header": (of_worker_1(lambda m: m[:10]), "10 bytes"),
     "swapped": (lambda m: [m[0], m[2], m[1]], "(sender|shard) is 2, not 1"),
@@ -172,7 +170,7 @@ WRONG: dict[str, tuple[Tamper, str]] = {
     ("exchange", "where", "case"),
     [
         *((tw.Gather(), "arriving", case) for case in WRONG),
-        (tw.ReduceScatter(), "shards", "body, first bit"),
+        (tw.ReduceScatter(), "shards", "body"),
         *((tw.ReduceScatter(), "arriving", case) for case in ("truncated header", "swapped")),
     ],
 )
