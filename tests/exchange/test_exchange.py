@@ -127,21 +127,14 @@ class Wire(Change):
         return post.changed(self.sending)
 
     def arrived(self, post, received):
-        to_all = post.is_to_all(self.workers)
-        change = self.arriving if to_all else self.shards
-        if not to_all:
-            nothing = torch.empty(0, dtype=torch.uint8)
-            everyone = [received.get(rank, nothing) for rank in range(self.workers)]
-            changed = change(everyone)
-            return {sender: changed[sender] for sender in received}
-        # What a worker sends reaches itself, too, as others get it.
-        own = next(iter(post.to.values()))
-        sent = self.sending(own)
-        everyone = change([{self.rank: sent, **received}[rank] for rank in range(self.workers)])
-        return {
-            sender: own if message is sent and sent is own else message
-            for sender, message in enumerate(everyone)
-        }
+        change = self.shards
+        if post.is_to_all(self.workers):
+            # What a worker sends reaches itself, too, as others get it.
+            own = self.sending(next(iter(post.to.values())))
+            change, received = self.arriving, {self.rank: own, **received}
+        nothing = torch.empty(0, dtype=torch.uint8)
+        changed = change([received.get(rank, nothing) for rank in range(self.workers)])
+        return {sender: changed[sender] for sender in received}
 
 
 class WiredTeam(Team):

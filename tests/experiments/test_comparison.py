@@ -278,10 +278,19 @@ def test_what_has_no_meaning_for_a_method_is_one_row() -> None:
     assert labels(methods=("diloco", "diloco"), seeds=(0, 0)) == ["diloco"]
 
 
-def test_a_function_that_returns_no_experiment_is_refused(tmp_path) -> None:
-    (tmp_path / "mine.py").write_text("def wrong():\n    return 3\n")
-    with pytest.raises(ConfigurationError, match="int and not an Experiment"):
-        load_experiment(f"{tmp_path}/mine.py:wrong")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mine.py:wrong", "int and not an Experiment"),
+        ("mine.py:none", "no function"),
+        ("laptop", r"FILE\.py:FUNCTION"),
+    ],
+)
+def test_what_is_no_experiment_is_refused(tmp_path, monkeypatch, name: str, message: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("def wrong():\n    return 3\n")
+    with pytest.raises(ConfigurationError, match=message):
+        load_experiment(name)
 
 
 def test_rates_go_to_the_fields_that_an_outer_optimizer_has() -> None:
