@@ -287,7 +287,8 @@ def test_a_golden_message_is_made_and_read(which: str, kind, shard, sender, padd
     """A whole pseudo-gradient, and the mean of a shard with padding behind it."""
     golden = bytes.fromhex(json.loads((GOLDEN / "messages.json").read_text())[which])
     layout, x = layout_of("ragged"), input_for("ragged")
-    numbers = {"fragment": 0x01020304, "round": 0x0102030405060708, "anchor": anchor_digest(x)}
+    numbers: dict[str, Any] = {"fragment": 0x01020304, "round": 0x0102030405060708}
+    numbers["anchor"] = anchor_digest(x)
     if kind is Kind.MEAN:
         start, layout = layout.cut(3)[shard]
         x = x[start : start + layout.numel]
