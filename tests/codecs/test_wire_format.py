@@ -283,7 +283,9 @@ def raw_of(numbers: Iterable[np.float32]) -> bytes:
     ("which", "kind", "shard", "sender", "padding"),
     [("whole", Kind.WHOLE, 0, 2, b""), ("mean", Kind.MEAN, 1, 1, bytes(16))],
 )
-def test_a_golden_message_is_made_and_read(which: str, kind, shard, sender, padding) -> None:
+def test_a_golden_message_is_made_and_read(
+    which: str, kind: Kind, shard: int, sender: int, padding: bytes
+) -> None:
     """A whole pseudo-gradient, and the mean of a shard with padding behind it."""
     golden = bytes.fromhex(json.loads((GOLDEN / "messages.json").read_text())[which])
     layout, x = layout_of("ragged"), input_for("ragged")
