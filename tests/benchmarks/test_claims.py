@@ -1,6 +1,5 @@
 """The claims benchmark: its arms, its verdicts, and the committed table."""
 
-import dataclasses
 import json
 import math
 from pathlib import Path
@@ -11,7 +10,7 @@ import claim_tuning
 import claims
 import wire_claims
 from claim_arms import arms, kind
-from claim_list import NOT_RUN, verdicts
+from claim_list import NOT_RUN, OPPOSITE, REPRODUCED, UNDECIDED, Claim, judge, verdicts
 from claim_list import claims as claims_of
 from claim_page import page
 from claim_settings import SETTINGS, SMALL, tuned
@@ -40,12 +39,59 @@ def test_arms_are_configured_alike_and_claims_are_about_arms_that_run(name: str)
 
 
 def test_student_s_t_is_that_of_published_tables() -> None:
-    """All else that verdicts are made of is in the committed table."""
     # Two-sided 5 % and 0.1 %, by degrees of freedom.
     for degrees, five, tenth in ((1, 12.706, 636.619), (5, 2.571, 6.869), (40, 2.021, 3.551)):
         assert quantile(degrees) == pytest.approx(five, abs=5e-4)
         assert quantile(degrees, 0.001) == pytest.approx(tenth, abs=5e-4)
         assert two_sided(-five, degrees) == pytest.approx(0.05, abs=5e-5)
+
+
+def judged(*differences: tuple[float, ...], **fields: bool) -> list[str]:
+    """Verdicts of claims that a_i is below ddp, of one source; arms are apart from ddp by these."""
+    rows = {"ddp": (2.0, 2.1, 2.2), "ddp-muon": (1.5, 1.51, 1.52)}
+    own = {
+        f"a{i}": [loss + d for loss, d in zip(rows["ddp"], each, strict=True)]
+        for i, each in enumerate(differences)
+    }
+    claims = [
+        Claim(group="g", text=arm, source="s", weights={arm: 1.0, "ddp": -1.0}, **fields)
+        for arm in own
+    ]
+    table = {
+        arm: {"val_loss_by_seed": dict(enumerate(losses))} for arm, losses in (rows | own).items()
+    }
+    kinds = dict.fromkeys(table, "dense") | {"ddp-muon": "other"}
+    margin, found = judge(iter(claims), table, {"a9": "no row"}, kinds)
+    # The root of the mean of 0.1^2 and 0.01^2.
+    assert margin == pytest.approx(0.0711, abs=1e-4)
+    return [claim["verdict"] for claim in found]
+
+
+NOISE = (0.005, -0.005, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("shift", "order", "as_good"),
+    [
+        (-0.05, REPRODUCED, REPRODUCED),
+        (0.0, UNDECIDED, REPRODUCED),
+        (0.05, OPPOSITE, REPRODUCED),
+        (0.07, OPPOSITE, UNDECIDED),
+        (0.12, OPPOSITE, OPPOSITE),
+    ],
+)
+def test_verdicts(shift: float, order: str, as_good: str) -> None:
+    differences = tuple(shift + each for each in NOISE)
+    assert judged(differences) == [order]
+    assert judged(differences, as_good=True) == [as_good]
+
+
+def test_a_deviation_is_pooled_but_not_with_an_unsteady_arm() -> None:
+    first = (-0.028, -0.016, -0.040)
+    others = [(0.0, 0.005, -0.005), (0.005, -0.005, 0.0), (-0.005, 0.0, 0.005)]
+    assert judged(first) == [UNDECIDED]
+    found = judged(first, *others, (-0.5, 0.3, -0.4))
+    assert found == [REPRODUCED, *[UNDECIDED] * 4]
 
 
 def test_rows_that_are_missing_stale_of_another_corpus_or_borrowed_decide_nothing() -> None:
@@ -64,8 +110,9 @@ def test_rows_that_are_missing_stale_of_another_corpus_or_borrowed_decide_nothin
     ):
         assert reason in why("noloco", rows | {"noloco": rows["noloco"] | changed})
     assert "another K or H" in why("muloco K=16", rows)
-    chosen = TUNED.chosen | {"muloco K=1": {"inner_lr": 1.5e-2}}
-    own = dataclasses.replace(TUNED, chosen=chosen)
+    own = SMALL.__class__(
+        **vars(TUNED) | {"chosen": TUNED.chosen | {"muloco K=1": {"inner_lr": 1.5e-2}}}
+    )
     assert arms(own)["muloco K=1"].method.inner.lr == 1.5e-2
     assert "stale" in why("muloco K=1", rows, own)
 
