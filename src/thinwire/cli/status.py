@@ -72,7 +72,7 @@ class StatusCommand(StoreFlags):
                 while True:
                     time.sleep(_INTERVAL_S)
             return
-        page: RenderableType = first.shown(console.width)
+        page: RenderableType = first
         if not self.watch or not console.is_terminal:
             console.print(page)
         if not self.watch:
@@ -82,7 +82,7 @@ class StatusCommand(StoreFlags):
             while True:
                 time.sleep(_INTERVAL_S)
                 try:
-                    page = look().shown(console.width)
+                    page = look()
                 except ExchangeError as error:  # the store may come back
                     page = Text(str(error))
                 live.update(page)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -20,19 +20,20 @@ if TYPE_CHECKING:
     from thinwire.elastic.roll import View, WorkerReport
     from thinwire.elastic.watch import BucketStatus
 
-_WIDE = 116
-"""Columns of a terminal that has room for all of the table."""
-_REST = 60
-"""Columns that a narrow one needs for all but names."""
-_ONLY_WIDE = ("sent", "received")
-_NUMBERS = {"outer": 5, "inner": 5, "loss": 6, "tokens/s": 6, "sent": 7, "received": 8, "waited": 8}
-"""Columns of numbers, and how many characters of each are never cut."""
-_UNKNOWN = "unknown"
+_MEASURED = {
+    "loss": ("loss", "{:.5g}".format),
+    "tokens/s": ("tokens_per_s", count_text),
+    "sent": ("sent_bytes", nbytes_text),
+    "received": ("received_bytes", nbytes_text),
+    "waited": ("wait_s", duration_text),
+    "silent": ("age_s", duration_text),
+}
+"""By the heading of its column: name of what was measured of a worker, and how it is shown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StatusPage:
-    """The status of a run, for terminals and as data.
+    """The status of a run, which rich prints, and as data.
 
     Args:
         headlines: lines about the run.
@@ -42,45 +43,31 @@ class StatusPage:
     headlines: Sequence[str]
     record: Mapping[str, Any]
 
-    def shown(self, width: int) -> Group:
-        """The page for a terminal of `width` columns."""
-        is_wide = width >= _WIDE
-        names = [name for name in _NUMBERS if is_wide or name not in _ONLY_WIDE]
+    def __rich__(self) -> Group:
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        # Names are cut before anything else is.
-        name_width = None if is_wide else max(10, width - _REST)
-        table.add_column("worker", no_wrap=True, max_width=name_width)
-        for name in names:
-            table.add_column(name, justify="right", no_wrap=True, min_width=_NUMBERS[name])
-        table.add_column("state", min_width=14)
+        # A narrow terminal folds the widest columns first: names and states, and numbers last.
+        table.add_column("worker", overflow="fold")
+        for name in ("outer", "inner", *_MEASURED):
+            table.add_column(name, justify="right", overflow="fold")
+        table.add_column("state")
         for worker in self.record["workers"]:
-            cells = _cells(worker)
-            table.add_row(*(Text(cells[name]) for name in ("worker", *names, "state")))
-        shown: list[RenderableType] = [Text("\n".join(self.headlines)), table]
-        if not is_wide:
-            shown.append(Text(f"a terminal of {_WIDE} columns shows {', '.join(_ONLY_WIDE)}, too"))
-        return Group(*shown)
+            table.add_row(*map(Text, _cells(worker)))
+        return Group(Text("\n".join(self.headlines)), table)
 
 
-def _cells(worker: Mapping[str, Any]) -> dict[str, str]:
-    """What the table shows of a worker; a dash is what it did not measure."""
-    position, (metrics, _) = worker["position"], WorkerMetrics.read(worker["metrics"])
-    measured = {
-        "loss": (metrics.loss, "{:.5g}".format),
-        "tokens/s": (metrics.tokens_per_s, count_text),
-        "sent": (metrics.sent_bytes, nbytes_text),
-        "received": (metrics.received_bytes, nbytes_text),
-        "waited": (metrics.wait_s, duration_text),
-    }
-    age_s = worker.get("age_s")
-    alive = "" if age_s is None else f", alive {duration_text(age_s)} ago"
-    return {
-        "worker": worker["identity"],
-        "outer": _UNKNOWN if position is None else str(position["version"]),
-        "inner": _UNKNOWN if position is None else str(position["step"]),
-        **{name: "-" if value is None else text(value) for name, (value, text) in measured.items()},
-        "state": worker["state"] + alive,
-    }
+def _cells(worker: Mapping[str, Any]) -> list[str]:
+    """A worker's row; a dash is what it did not measure."""
+    position = worker["position"] or {}
+    measured = {"age_s": worker.get("age_s"), **worker["metrics"]}
+    return [
+        worker["identity"],
+        *(str(position.get(name, "unknown")) for name in ("version", "step")),
+        *(
+            "-" if (value := measured.get(name)) is None else text(value)
+            for name, text in _MEASURED.values()
+        ),
+        worker["state"],
+    ]
 
 
 def _count(workers: int) -> str:
@@ -154,7 +141,7 @@ def _bucket_headlines(status: BucketStatus, what: str, workers: int) -> list[str
     if roll is None:
         return [f"{what}: {_count(workers)}; no round has begun"]
     run = roll.position
-    age = _UNKNOWN if status.roll_age_s is None else f"{duration_text(status.roll_age_s)} ago"
+    age = "unknown" if status.roll_age_s is None else f"{duration_text(status.roll_age_s)} ago"
     newest, coming = roll.state.version, roll.next_state
     snapshot = "no snapshot yet" if newest < 0 else f"newest snapshot: of outer step {newest}"
     if coming.writer and not roll.is_over:
