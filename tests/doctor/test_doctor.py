@@ -149,7 +149,10 @@ def test_of_a_slow_link_it_says_what_fits_as_the_command_does_that_it_names(caps
     finding = method_finding(LINK, BILLION, RunDescription())
     assert finding.status == "ok"
     best, figures = finding.found.split("; ")
-    assert figures == "computed for 1B in 10 layers, 3 workers with this link, 2 s a step"
+    assert figures == (
+        "computed for 1B in 10 layers, 3 workers with this link, 2 s a step "
+        "(yours: --model, --workers, --step-time)"
+    )
     first, *others = recommended = finding.run.advice.recommended
     busy = share_text(first.forecast.utilisation)
     assert best == f"{first.choice.text} keeps a worker busy {busy} at the least measured loss"
@@ -197,13 +200,11 @@ def test_the_runs_own_method_and_size_come_from_the_store(tmp_path) -> None:
     *_, found = store_findings(url, run="r", token=TOKEN)
     assert found.found.startswith("the run's muloco:bits=2 (H=17) keeps a worker busy ")
     assert "computed for 2B in 2 layers, 2 workers" in found.found
-    assert "(assumed: pass yours with --step-time)" in found.found
     assert "--parameters 2000000000 --layers 2 --workers 2" in found.do
     # Of another run only the link is known.
     *_, found = store_findings(url, run="typo", token=TOKEN)
     assert found.status != "fail"
     assert "computed for 150m, 2 workers" in found.found
-    assert "(assumed: pass yours with --model, --workers, --step-time)" in found.found
     assert found.found.startswith("run 'typo' has no worker that this token opens; ")
 
 

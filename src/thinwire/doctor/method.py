@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from thinwire.doctor.machine import Finding, RunAdvice
 from thinwire.errors import ConfigurationError
-from thinwire.handshake import flatten_description
 from thinwire.method import Method
 from thinwire.plan.advice import Advice, Recommendation, advise
 from thinwire.plan.compute import Compute
@@ -87,37 +86,29 @@ class RunDescription:
     def method(self) -> Method | None:
         """Its method; None if unknown, also to this version of thinwire."""
         flat = {key: text for key, text in self.fields.items() if key.startswith("method.")}
-        flat.setdefault("method.name", "method")
         try:
-            method = Method.from_dict(_nested(flat)["method"])
-        except (ConfigurationError, AttributeError, TypeError, ValueError):
+            return Method.from_dict(_nested({"method.name": "method", **flat})["method"])
+        except (ConfigurationError, TypeError):
             return None
-        again = flatten_description({"method": method.describe()})
-        return method if again.items() <= flat.items() else None
 
 
-def _nested(flat: Mapping[str, str]) -> dict[str, Any]:
+def _nested(flat: Mapping[str, str]) -> Any:
     """What `flatten_description` made flat; a text that looks like a number becomes one."""
-    tree: dict[str, Any] = {}
+    branches: dict[str, dict[str, str]] = {}
     for path, text in flat.items():
-        *above, name = path.split(".")
-        branch = tree
-        for part in above:
-            branch = branch.setdefault(part, {})
-        try:
-            branch[name] = _WORDS[text] if text in _WORDS else json.loads(text)
-        except (ValueError, RecursionError):
-            branch[name] = text
-    return _with_lists(tree)
-
-
-def _with_lists(tree: Any) -> Any:
-    if not isinstance(tree, dict):
-        return tree
-    branches = {name: _with_lists(value) for name, value in tree.items()}
-    places = [str(index) for index in range(len(branches))]
+        name, _, below = path.partition(".")
+        branches.setdefault(name, {})[below] = text
+    tree = {name: _value(its[""]) if "" in its else _nested(its) for name, its in branches.items()}
+    places = [str(index) for index in range(len(tree))]
     # In any order: keys of JSON may have been sorted as texts.
-    return [branches[place] for place in places] if branches.keys() == {*places} else branches
+    return [tree[place] for place in places] if tree.keys() == {*places} else tree
+
+
+def _value(text: str) -> Any:
+    try:
+        return _WORDS[text] if text in _WORDS else json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def method_finding(link: Link | None, planned: ExpectedRun, run: RunDescription) -> Finding:
@@ -134,8 +125,12 @@ def method_finding(link: Link | None, planned: ExpectedRun, run: RunDescription)
     if link is None:
         do = "measure it by other means, and pass it to thinwire plan with --bandwidth"
         return Finding("warn", "not computed: the rate to the store was not measured", do)
-    job, model, flags, figures = _job(link, planned, run)
-    plan = f"what each method sends, and the rate that it needs: thinwire plan {flags}"
+    job, model = _job(link, planned, run)
+    plan = f"what each method sends, and the rate that it needs: thinwire plan {_flags(job, model)}"
+    figures = f"computed for {job.shape.name}, {job.workers} workers with this link, "
+    figures += (
+        f"{duration_text(job.compute.step_s)} a step (yours: --model, --workers, --step-time)"
+    )
     method, own = run.method(), None
     with suppress(ConfigurationError):  # it does not fit the model; thinwire plan says why
         own = None if method is None else forecast(method, job, target=_TARGET)
@@ -176,38 +171,34 @@ def _busy_text(found: Recommendation) -> str:
     return f"{found.choice.text} keeps a worker busy {share_text(found.forecast.utilisation)}"
 
 
-def _job(link: Link, planned: ExpectedRun, run: RunDescription) -> tuple[Job, str | None, str, str]:
-    """The job, its --model, flags of `thinwire plan` for it, and where its numbers are from."""
+def _job(link: Link, planned: ExpectedRun, run: RunDescription) -> tuple[Job, str | None]:
+    """The job as the user described it, else as the store does, else assumed; and its --model."""
     size, shape, model = run.size(), planned.shape, planned.model
-    assumed = {
-        "--model": shape is None and size is None,
-        "--workers": planned.workers is None and not run.workers,
-        "--step-time": planned.step_s is None,
-    }
     if shape is None and size is not None:
         shape = Shape.of_size(*size)
     elif shape is None:
         shape, model = resolve(_MODEL), _MODEL
-    # With this one, which may be the second.
-    workers = planned.workers or max(_WORKERS, run.workers + 1)
-    step_s = planned.step_s or _STEP_S
     job = Job(
-        shape=shape, workers=workers, compute=Compute(step_s=step_s), link=link, topology=Star()
+        shape=shape,
+        # With this one, which may be the second.
+        workers=planned.workers or max(_WORKERS, run.workers + 1),
+        compute=Compute(step_s=planned.step_s or _STEP_S),
+        link=link,
+        topology=Star(),
     )
-    sizes = f"--parameters {shape.parameters} --layers {shape.layers}"
+    return job, model
+
+
+def _flags(job: Job, model: str | None) -> str:
+    """The flags with which `thinwire plan` plans for `job`."""
+    size = f"--parameters {job.shape.parameters} --layers {job.shape.layers}"
     values = {
-        "--workers": str(workers),
-        "--step-time": duration_text(step_s),
-        "--up": rate_text(link.up_bits_per_s),
-        "--down": rate_text(link.down_bits_per_s),
-        "--latency": duration_text(link.latency_s),
-        "--topology": "star",
+        "workers": str(job.workers),
+        "step-time": duration_text(job.compute.step_s),
+        "up": rate_text(job.link.up_bits_per_s),
+        "down": rate_text(job.link.down_bits_per_s),
+        "latency": duration_text(job.link.latency_s),
+        "topology": job.topology.name,
     }
-    given = [f"{name} {text.replace(' ', '')}" for name, text in values.items()]
-    flags = " ".join([f"--model {shlex.quote(model)}" if model else sizes, *given])
-    figures = f"computed for {shape.name}, {workers} workers with this link, "
-    figures += f"{duration_text(step_s)} a step"
-    if any(assumed.values()):
-        names = ", ".join(name for name, is_assumed in assumed.items() if is_assumed)
-        figures += f" (assumed: pass yours with {names})"
-    return job, model, flags, figures
+    given = [f"--{name} {text.replace(' ', '')}" for name, text in values.items()]
+    return " ".join([f"--model {shlex.quote(model)}" if model else size, *given])
