@@ -183,7 +183,7 @@ REFUSED = [
     ("train --out ''", "--out that is empty"),
     ("train --out=", "--out= that is empty"),
     ("join ''", "join that is empty"),
-    ("report", "without FOLDER..."),
+    ("report", "no folder was given"),
     ("train --method dilocco", "did you mean 'diloco'"),
     ("train --corpus no-such-corpus", "no-such-corpus"),
     ("train --recipe laptpo", "did you mean 'laptop'"),

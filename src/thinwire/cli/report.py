@@ -13,7 +13,6 @@ import tyro
 
 from thinwire.cli.flags import Switch
 from thinwire.cli.output import say
-from thinwire.errors import check
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,12 +50,6 @@ class ReportCommand:
 
     def main(self, console: Console) -> None:
         """Run the command."""
-        check(
-            bool(self.folders),
-            "write a report without FOLDER...",
-            because="it shows the runs in them",
-            do="pass that of thinwire compare, or those of thinwire train",
-        )
         if self.watch:
             with suppress(KeyboardInterrupt):
                 self._follow(console)

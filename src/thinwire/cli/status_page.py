@@ -169,16 +169,14 @@ def asynchronous_page(status: AsyncRunStatus, what: str, now_s: float) -> Status
     age_s = max(0.0, now_s - status.written_s)
     workers: list[dict[str, Any]] = []
     for number, state in sorted(status.workers.items()):
-        arrival_s = max(0.0, now_s - state.arrived_s)
         doing = f"has {state.assigned} steps" if state.assigned else "waits"
-        doing = f"{doing}, last arrival {duration_text(arrival_s)} ago"
         workers.append(
             {
                 "identity": f"worker {number}",
                 "position": {"version": stats.arrivals, "step": stats.steps_of.get(number, 0)},
                 "metrics": WorkerMetrics(loss=state.loss, wait_s=state.wait_s).describe(),
                 "assigned_steps": state.assigned,
-                "arrival_age_s": arrival_s,
+                "age_s": max(0.0, now_s - state.arrived_s),
                 "state": "finished" if is_over else doing,
             }
         )

@@ -6,7 +6,7 @@ import os
 import signal
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,16 +108,15 @@ class Train(TrainFlags):
             say(console, f"{out}: {found}")
         is_fixed = connection is None or connection.is_fixed
         team = f"K={config.workers}" if is_fixed else "elastic"
-        unwritten = [partial(write_settings, out, self.settings(config))]
 
-        def write_first(_: dict[str, Any]) -> None:
+        @cache
+        def write_once() -> None:
             # A run that cannot start leaves nothing behind, and a full disk ends no training.
-            while unwritten:
-                with suppress(OSError):
-                    unwritten.pop()()
+            with suppress(OSError):
+                write_settings(out, self.settings(config))
 
         observers: list[Observer] = [
-            OnRecord(write_first),
+            OnRecord(lambda _: write_once()),
             Terminal(console, title=f"{self.method} {team}", steps=config.steps),
         ]
         if self.tensorboard:
