@@ -162,68 +162,40 @@ _SCALES: Final = {
 
 
 def scaling_charts(variants: Sequence[Variant]) -> list[Chart]:
-    """Final loss against K, and against H, where the runs have several values of it."""
+    """Final loss against K, and against H, where the runs of a method have several values of it."""
     workers, sync_every = _SCALES
     return [
-        _scaling_chart(field, other, groups)
+        _scaling_chart(field, lines)
         for field, other in ((workers, sync_every), (sync_every, workers))
-        if (groups := _families(variants, field, other))
+        if (lines := _lines(variants, field, other))
     ]
 
 
-def _families(variants: Sequence[Variant], field: str, other: str) -> list[list[Variant]]:
-    """Variants of a method with several values of one field and one value of the other.
-
-    If two variants have the same value (with other learning rates, for example), only those that
-    are equal in all else make a family, as do variants without others of their name.
-    """
-
-    def all_else(variant: Variant) -> object:
-        return sorted((f, v) for f, v in variant.settings.items() if f != field)
-
-    groups: list[list[Variant]] = []
-    for group in _grouped(variants, lambda its: (_name(its), its.settings[other])):
-        distinct = len({_value(variant, field) for variant in group}) == len(group)
-        groups += [group] if distinct else _grouped(group, all_else)
-    # A recipe may name each K, or H, differently.
-    alone = [group[0] for group in groups if len(group) == 1]
-    groups = [group for group in groups if len(group) > 1] + _grouped(alone, all_else)
-    return [sorted(g, key=lambda its: _value(its, field)) for g in groups if len(g) > 1]
-
-
-def _grouped(variants: Sequence[Variant], key: Callable[[Variant], object]) -> list[list[Variant]]:
-    """Variants with equal keys together, in the order of the first of each group."""
-    groups: dict[str, list[Variant]] = {}
+def _lines(variants: Sequence[Variant], field: str, other: str) -> dict[str, list[Variant]]:
+    """Each method with one value of `other`: its best variants at several values of `field`."""
+    best: dict[str, dict[int, Variant]] = {}
     for variant in variants:
-        groups.setdefault(repr(key(variant)), []).append(variant)
-    return list(groups.values())
+        # The method, without an H in its text.
+        method = re.sub(r"(?<=[:,])sync_every=\d+,?|[:,]$", "", variant.config.method).rstrip(":,")
+        line = best.setdefault(f"{method} {_SCALES[other][0]}={variant.settings[other]}", {})
+        value = int(variant.settings[field])
+        line[value] = min(variant, line.get(value, variant), key=lambda its: its.loss.mean)
+    return {n: [line[v] for v in sorted(line)] for n, line in best.items() if len(line) > 1}
 
 
-def _value(variant: Variant, field: str) -> int:
-    return int(variant.settings[field])
-
-
-def _name(variant: Variant) -> str:
-    """The method of `variant`, without an H in its text."""
-    return re.sub(r"(?<=[:,])sync_every=\d+,?|[:,]$", "", variant.config.method).rstrip(":,")
-
-
-def _scaling_chart(field: str, other: str, groups: Sequence[Sequence[Variant]]) -> Chart:
+def _scaling_chart(field: str, lines: Mapping[str, Sequence[Variant]]) -> Chart:
     symbol, words = _SCALES[field]
     traces: list[dict[str, Any]] = []
-    for index, group in enumerate(groups):
-        name = min(map(_name, group), key=len)
-        besides = [f for f in differing([its.settings for its in group]) if f != field]
+    for index, (name, line) in enumerate(lines.items()):
+        besides = [f for f in differing([its.settings for its in line]) if f != field]
         tuned = f" ({', '.join(f.rpartition('.')[2] for f in besides)} differ as well)"
-        losses = [variant.loss for variant in group]
         traces.append(
             {
-                "name": f"{name} {_SCALES[other][0]}={_value(group[0], other)}"
-                + (tuned if besides else ""),
+                "name": name + (tuned if besides else ""),
                 "mode": "lines+markers",
-                "x": [_value(variant, field) for variant in group],
-                "y": [loss.mean for loss in losses],
-                "error": [loss.standard_error or 0.0 for loss in losses],
+                "x": [int(its.settings[field]) for its in line],
+                "y": [its.loss.mean for its in line],
+                "error": [its.loss.standard_error or 0.0 for its in line],
                 "bars": True,
                 "meta": {"series": index},
             }
@@ -241,6 +213,6 @@ def _scaling_chart(field: str, other: str, groups: Sequence[Sequence[Variant]]) 
             },
             "yaxis": _LOSS_AXIS,
         },
-        alt=f"Lines of final validation loss against {words}; the table of results has the "
-        "numbers.",
+        alt=f"Lines of final validation loss against {words}, of several runs at one {symbol} the "
+        "best; the table of results has the numbers.",
     )

@@ -95,16 +95,11 @@ def curves_table(variants: Sequence[Variant]) -> TextTable:
 def versions_table(variants: Sequence[Variant]) -> TextTable:
     """Versions of Python, torch and others; several where the runs differ."""
     versions = [run.summary.versions for variant in variants for run in variant.runs]
-    names = sorted({name for its in versions for name in its})
     rows = [
         (name, ", ".join(sorted({str(its.get(name, "not recorded")) for its in versions})))
-        for name in names
+        for name in sorted(set[str]().union(*versions))
     ]
-    return TextTable(
-        title="Versions",
-        head=("what", "version"),
-        rows=tuple(rows) or (("versions", "not recorded"),),
-    )
+    return TextTable(title="Versions", head=("what", "version"), rows=tuple(rows))
 
 
 def contributions_table(variants: Sequence[Variant]) -> TextTable:

@@ -90,11 +90,8 @@ def read_report_data(paths: Sequence[Path], *, may_be_empty: bool = False) -> Re
         left_out |= {
             folder: RunStatus(state=RunState.UNRELATED, why=why) for folder, why in apart.items()
         }
-    first = "no folder was given"
-    for folder, status in list(left_out.items())[:1]:
-        more = f" (and {len(left_out) - 1} more)" if len(left_out) > 1 else ""
-        first = f"{folder}: {status}{more}"
-    because = f"there is no finished run to show; {first}"
+    why = [f"{folder}: {status}" for folder, status in left_out.items()]
+    because = f"there is no finished run to show; {'; '.join(why) or 'no folder was given'}"
     do = "pass folders of thinwire train or compare whose runs are finished"
     check(bool(runs) or may_be_empty, "write a report", because=because, do=do)
     return ReportData(variants=tuple(variants_of(runs)), left_out=left_out)
@@ -135,6 +132,8 @@ def run_page(data: ReportData, *, refresh_s: float | None = None) -> Page:
     has_link = bool(played)
     config, summary = variants[0].config, variants[0].runs[0].summary
     seeds = _listed(seed for variant in variants for seed in variant.seeds)
+    heading = Part("Heading", text="Contributions", name="members", below=_CONTRIBUTIONS)
+    members = contributions_table(variants)
     return Page(
         title=f"{_count(len(variants), 'method')}, {summary.parameters:,} parameters, "
         f"{summary.tokens:,} tokens",
@@ -151,7 +150,7 @@ def run_page(data: ReportData, *, refresh_s: float | None = None) -> Page:
             *scaling_charts(variants),
             Part("Heading", text="In the runs themselves", name="measured", below=_MEASURED),
             curves(y="waited", x="seconds", name="waits", has_link=has_link),
-            *_contributions(variants),
+            *([heading, members] if members.rows else []),
             Part("Heading", text="Settings and versions", name="settings"),
             differences_table(variants)
             if len(variants) > 1
@@ -233,12 +232,6 @@ def _link(
         table,
         Part("Timeline", labels=labels),
     ]
-
-
-def _contributions(variants: Sequence[Variant]) -> list[Block]:
-    table = contributions_table(variants)
-    heading = Part("Heading", text="Contributions", name="members", below=_CONTRIBUTIONS)
-    return [heading, table] if table.rows else []
 
 
 def _page_data(variants: Sequence[Variant], played: Mapping[int, dict[str, Any]]) -> Part:
