@@ -89,13 +89,11 @@ class DoctorCommand(StoreFlags, ModelFlags):
 
 def _table(findings: Sequence[Finding]) -> Table:
     from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("check", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("found, and what to do", overflow="fold")
+    what = Column("found, and what to do", overflow="fold")
+    table = Table("check", "", what, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for finding in findings:
         said = finding.found + (f"\n-> {finding.do}" if finding.do else "")
         status = Text(finding.status, style=_COLOURS[finding.status])

@@ -224,16 +224,11 @@ class JoinCommand(Train, StoreFlags):
             found = read_status(address.place, run=address.run, token=token)
         except ThinwireError:  # it would hide the error before
             return
-        is_served = found is not None
         check(
-            self.asynchronous == is_served,
+            self.asynchronous == bool(found),
             f"join {address} {'with' if self.asynchronous else 'without'} --asynchronous",
-            because="it is a run of thinwire serve"
-            if is_served
-            else "no thinwire serve has begun a run there",
-            do="add --asynchronous, at an address with ?workers=K&worker=0"
-            if is_served
-            else "start thinwire serve, or leave --asynchronous out",
+            because="it is a run of thinwire serve" if found else "no thinwire serve has begun it",
+            do="pass it, and ?workers=K&worker=0, for a run of thinwire serve, and for no other",
         )
 
 

@@ -36,24 +36,12 @@ class ExpectedRun:
         model: value of --model, if it was passed.
         workers: K.
         step_s: of an inner step.
-
-    Raises:
-        ConfigurationError: the planner does not plan for so many workers or such a step.
     """
 
     shape: Shape | None = None
     model: str | None = None
     workers: int | None = None
     step_s: float | None = None
-
-    def __post_init__(self) -> None:
-        # Refused before anything is measured.
-        Job(
-            shape=self.shape or Shape.of_size(1, 1),
-            workers=_WORKERS if self.workers is None else self.workers,
-            compute=Compute(step_s=_STEP_S if self.step_s is None else self.step_s),
-            link=Link.of(1),
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,8 +169,8 @@ def _job(link: Link, planned: ExpectedRun, run: RunDescription) -> tuple[Job, st
     job = Job(
         shape=shape,
         # With this one, which may be the second.
-        workers=planned.workers or max(_WORKERS, run.workers + 1),
-        compute=Compute(step_s=planned.step_s or _STEP_S),
+        workers=max(_WORKERS, run.workers + 1) if planned.workers is None else planned.workers,
+        compute=Compute(step_s=_STEP_S if planned.step_s is None else planned.step_s),
         link=link,
         topology=Star(),
     )

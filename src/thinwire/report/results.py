@@ -169,15 +169,14 @@ def _text(part: str, its: Mapping[str, str], names: Collection[str]) -> str:
     >>> _text("codec", dict(zip(names, ("2", "Linear", "Quantise"))), names)
     'Quantise, bits 2, grid Linear'
     """
-    found: list[str] = []
-    for name in sorted(names, key=lambda name: (name.count("."), name)):
-        if name in its:
-            inner = name.removeprefix("method.").removeprefix(part).removesuffix(".kind")
-            if name.endswith(".kind") and not inner.strip("."):
-                found.insert(0, its[name])
-            else:
-                found.append(f"{inner.strip('.')} {its[name]}".strip())
-    return ", ".join(found) or "-"
+    places = {
+        name: name.removeprefix("method.").removeprefix(part).removesuffix(".kind").strip(".")
+        for name in names
+        if name in its
+    }
+    # The kind of the part itself has no name within the part, and is first.
+    ordered = sorted(places, key=lambda name: (places[name] != "", name.count("."), name))
+    return ", ".join(f"{places[name]} {its[name]}".strip() for name in ordered) or "-"
 
 
 def _differing_fields(settings: Sequence[Mapping[str, str]]) -> list[str]:
