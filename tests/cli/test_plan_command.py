@@ -166,13 +166,11 @@ def test_tables_say_it_in_words(capsys, monkeypatch) -> None:
     assert printed.rstrip().endswith("compare at your own size.")
 
 
-def test_methods_that_were_asked_for_are_judged_and_nothing_else_is_advised(capsys) -> None:
+def test_nothing_is_advised_where_one_of_the_methods_that_were_asked_for_fits(capsys) -> None:
     assert main([*PLAN, "--methods", "diloco,streaming_diloco"]) == 0
-    assert capsys.readouterr().out.rstrip().endswith("busy 90 % of the time with streaming_diloco.")
+    assert "what to run" not in capsys.readouterr().out
     assert main([*PLAN, "--methods", "diloco"]) == 0
-    printed = capsys.readouterr().out
-    assert "No method keeps the workers busy 90 % of the time on this link." in printed
-    assert "what to run" in printed
+    assert "what to run" in capsys.readouterr().out
     # One that does not fit is a line among others.
     both = (*PLAN, "--sync-every", "1", "--methods", "diloco,streaming_diloco")
     assert main([*both]) == 0

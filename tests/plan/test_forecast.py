@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from thinwire import presets
-from thinwire.cli.plan import job_text, link_text, verdict
+from thinwire.cli.plan import job_text, link_text
 from thinwire.elastic import alive
 from thinwire.elastic.transport import Elastic
 from thinwire.errors import ConfigurationError
@@ -129,8 +129,6 @@ def test_words() -> None:
     asked = job(workers=1, link=Link(up_bits_per_s=1e6, down_bits_per_s=2e6))
     assert job_text(asked) == "10k in 5 layers on 1 worker, 100 ms a step"
     assert link_text(asked) == "1 Mbit/s up, 2 Mbit/s down, 0 s one way"
-    every = verdict(["ddp", "diloco"], 2, 0.9)
-    assert every == "Every method keeps the workers busy 90 % of the time."
     # Accelerators are found however they are written.
     for name, tflops_per_s in PEAK_TFLOPS_PER_S.items():
         assert peak_flops_per_s(name.lower().replace(" ", "_")) == tflops_per_s * 1e12

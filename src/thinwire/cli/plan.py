@@ -122,9 +122,9 @@ class PlanCommand(ModelFlags):
         job = self.job(calibration)
         rows = forecasts(methods, job, target=self.target)
         found = [row for row in rows if isinstance(row, Forecast)]
-        fitting = [row.method for row in found if row.fits]
         # Not where methods were asked for, of which one reaches the target.
-        advice = None if self.methods and fitting else advise(job, target=self.target)
+        is_answered = self.methods is not None and any(row.fits for row in found)
+        advice = None if is_answered else advise(job, target=self.target)
         if self.json:
             record = plan_record(
                 job, rows, target=self.target, calibration=calibration, advice=advice
@@ -138,11 +138,9 @@ class PlanCommand(ModelFlags):
         say(console, f"{job_text(job)}; {link_text(job)}\n")
         for each in _tables(job, found):
             console.print(table(*each))
-        said = [f"{row.method}: {row.error}" for row in rows if isinstance(row, RefusedMethod)]
-        # Among all presets at their own settings are some that are there to be reproduced.
-        if self.methods is not None or advice is None:
-            said.append(verdict(fitting, len(rows), self.target))
-        say(console, "\n".join(said))
+        for row in rows:
+            if isinstance(row, RefusedMethod):
+                say(console, f"{row.method}: {row.error}")
         if advice is not None:
             accelerators = self.accelerators_per_worker or 1
             show_advice(console, advice, job, model=self.model, accelerators=accelerators)
@@ -250,16 +248,6 @@ def link_text(job: Job) -> str:
     up, down = rate_text(link.up_bits_per_s), rate_text(link.down_bits_per_s)
     rates = f"{up} up and down" if up == down else f"{up} up, {down} down"
     return f"{rates}, {duration_text(link.latency_s)} one way"
-
-
-def verdict(fitting: Sequence[str], methods: int, target: float) -> str:
-    """Which of so many methods the link carries."""
-    busy = f"busy {share_text(target)} of the time"
-    if not fitting:
-        return f"No method keeps the workers {busy} on this link."
-    if len(fitting) == methods:
-        return f"Every method keeps the workers {busy}."
-    return f"The workers are {busy} with {', '.join(fitting)}."
 
 
 def _tables(job: Job, rows: Sequence[Forecast]) -> Iterator[Table]:
