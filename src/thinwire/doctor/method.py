@@ -13,9 +13,9 @@ from typing import Any, Final
 from thinwire.doctor.machine import Finding, RunAdvice
 from thinwire.errors import ConfigurationError
 from thinwire.method import Method
-from thinwire.plan.advice import Advice, Recommendation, advise
+from thinwire.plan.advice import advise
 from thinwire.plan.compute import Compute
-from thinwire.plan.forecast import Forecast, forecast
+from thinwire.plan.forecast import forecast
 from thinwire.plan.job import Job
 from thinwire.plan.link import Link, Star
 from thinwire.plan.models import resolve
@@ -119,44 +119,27 @@ def method_finding(link: Link | None, planned: ExpectedRun, run: RunDescription)
     figures += (
         f"{duration_text(job.compute.step_s)} a step (yours: --model, --workers, --step-time)"
     )
-    method, own = run.method(), None
+    method, own = run.method(), list[str]()
     with suppress(ConfigurationError):  # it does not fit the model; thinwire plan says why
-        own = None if method is None else forecast(method, job, target=_TARGET)
-    if own is not None and own.fits:
-        return Finding("ok", f"{_own_text(own)}; {figures}", plan)
+        if method is not None:
+            row = forecast(method, job, target=_TARGET)
+            named, busy = f"{row.method} (H={row.sync_every_steps})", share_text(row.utilisation)
+            own.append(f"the run's {named} keeps a worker busy {busy}")
+            if row.fits:
+                return Finding("ok", f"{own[0]}; {figures}", plan)
     advice = advise(job, target=_TARGET, usable=Method.check_elastic)
-    found = [_advice_text(advice), figures]
-    if own is not None:
-        found.insert(0, _own_text(own))
+    fitting = f"{len(advice.recommended) or 'no'} presets keep a worker busy"
+    fitting = f"{fitting} {share_text(_TARGET)} of the time"
+    if own:
         plan = f"begin another run, all workers of which have the flags of one below; {plan}"
     elif advice.recommended:
         plan = f"all workers take the flags of one below; {plan}"
     return Finding(
-        "ok" if own is None and advice.recommended else "warn",
-        "; ".join(found),
+        "ok" if advice.recommended and not own else "warn",
+        "; ".join([*own, fitting, figures]),
         plan,
         RunAdvice(advice, job, model),
     )
-
-
-def _own_text(row: Forecast) -> str:
-    verdict = "" if row.fits else ", too slow"
-    named = f"{row.method} (H={row.sync_every_steps})"
-    return f"the run's {named} keeps a worker busy {share_text(row.utilisation)}{verdict}"
-
-
-def _advice_text(advice: Advice) -> str:
-    if advice.recommended:
-        best = advice.recommended[0]
-        return f"{_busy_text(best)} at the least measured loss"
-    if advice.closest is None:
-        return "no method's first exchange would ever end on this link"
-    nothing = f"nothing tried keeps a worker busy {share_text(advice.target)} of the time"
-    return f"{nothing}; the busiest: {_busy_text(advice.closest)}"
-
-
-def _busy_text(found: Recommendation) -> str:
-    return f"{found.choice.text} keeps a worker busy {share_text(found.forecast.utilisation)}"
 
 
 def _job(link: Link, planned: ExpectedRun, run: RunDescription) -> tuple[Job, str | None]:
