@@ -44,7 +44,7 @@ class StatusPage:
     record: Mapping[str, Any]
 
     def __rich__(self) -> Group:
-        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table = Table(box=SIMPLE_HEAD, padding=0)
         # A narrow terminal folds the widest columns first: names and states, and numbers last.
         table.add_column("worker", overflow="fold")
         for name in ("outer", "inner", *_MEASURED):
