@@ -7,30 +7,29 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from thinwire.errors import ConfigurationError, check
 from thinwire.experiments.runners import MakeObserver, PlannedRun, carry_out
-from thinwire.train.observers import Observer, OnRecord
+from thinwire.train.observers import OnRecord
 from thinwire.train.workers.group import cores
 
-# A run whose process died is continued once from its checkpoint; if it dies again, it always would.
-_ATTEMPTS = 2
 _PATIENCE_S = 5.0
+# Importing these takes seconds. On Linux, a server does it once, and forks a process for each run.
+_PRELOADED = [__name__, "transformers.models.llama.modeling_llama", "numba"]
 
 
 class ParallelRunner:
     """The `Runner` that carries out `jobs` runs at a time.
 
-    Each of as many processes has a share of the cores and carries out one run after the other:
-    importing torch and transformers takes seconds. A run whose process dies is continued once, in
-    another process.
+    Each run has a process and a share of the cores. A run whose process dies is continued once from
+    its checkpoint, in another process; if it dies again, it always would.
 
     Args:
         jobs: how many.
@@ -43,6 +42,9 @@ class ParallelRunner:
         what, because = f"run {jobs} jobs", "runs need at least one"
         check(jobs >= 1, what, because=because, do="pass jobs >= 1")
         self._jobs = jobs
+        method = "forkserver" if sys.platform == "linux" else "spawn"
+        self._context: Any = multiprocessing.get_context(method)
+        self._context.set_forkserver_preload(_PRELOADED)
 
     def __call__(self, runs: Sequence[PlannedRun], make_observer: MakeObserver) -> list[str | None]:
         """See `Runner`.
@@ -50,42 +52,55 @@ class ParallelRunner:
         Raises:
             ConfigurationError: a configuration cannot be sent to another process.
         """
-        left = deque((number, _packed(run)) for number, run in enumerate(runs))
-        failures: list[str | None] = [None] * len(runs)
-        processes = [_Process(share) for share in _shares(cores(), min(self._jobs, len(runs)))]
-        lock, stopped = threading.Lock(), threading.Event()
+        packed = [_packed(run) for run in runs]
+        free = deque(_shares(cores(), self._jobs))
+        lock, stopped, processes = threading.Lock(), threading.Event(), list[Any]()
 
-        def work(process: _Process) -> None:
-            while True:
-                with lock:
-                    if stopped.is_set() or not left:
-                        return
-                    number, packed = left.popleft()
-                for _ in range(_ATTEMPTS):
+        def attempt(number: int) -> tuple[str | None, bool]:
+            """Why a run failed, and whether its process died."""
+            with lock:
+                if stopped.is_set():
+                    return None, False
+                observer, share = make_observer(runs[number]), free.popleft()
+                pipe, theirs = self._context.Pipe(duplex=False)
+                arguments = (theirs, packed[number], share)
+                process = self._context.Process(target=_carry_out, args=arguments, daemon=True)
+                process.start()
+                processes.append(process)
+            theirs.close()  # an open copy would hide that the process has ended
+            try:
+                while isinstance(failure := pipe.recv(), dict):
                     with lock:
-                        observer = make_observer(runs[number])
-                    failures[number] = failure = process.carry_out(packed, observer, lock)
-                    with lock:
-                        if failure is not None and not stopped.is_set():
-                            observer.fail(runs[number].failed(failure))
-                        observer.close()
-                        if stopped.is_set() or process.is_alive():
-                            break
-                        process.start()
+                        observer.record(failure)
+                process.join()
+            except (EOFError, OSError):
+                process.join()
+                failure = f"killed: its process ended with status {process.exitcode}"
+            with lock:
+                free.append(share)
+                if failure is not None and not stopped.is_set():
+                    observer.fail(runs[number].failed(failure))
+                observer.close()
+            return failure, process.exitcode != 0
+
+        def carry_out_one(number: int) -> str | None:
+            failure, has_died = attempt(number)
+            return attempt(number)[0] if has_died else failure
 
         with ThreadPoolExecutor(self._jobs) as threads:
             try:
-                for worked in as_completed(threads.submit(work, each) for each in processes):
-                    worked.result()
+                return list(threads.map(carry_out_one, range(len(runs))))
             finally:
                 with lock:  # no process is started after it
                     stopped.set()
                 for process in processes:
-                    process.stop()
+                    process.terminate()  # what it has not finished is in its checkpoint
+                for process in processes:
+                    process.join(_PATIENCE_S)
+                    process.kill()
                 for folder in {run.log.parent for run in runs}:
                     with suppress(OSError):  # it stays if it has logs
                         folder.rmdir()
-        return failures
 
 
 def _packed(run: PlannedRun) -> bytes:
@@ -106,111 +121,39 @@ def _shares(all_cores: list[int], jobs: int) -> list[list[int]]:
     return [all_cores[job::jobs] or [all_cores[job % len(all_cores)]] for job in range(jobs)]
 
 
-class _Process:
-    """A process that carries out runs, one after the other, and sends their records.
-
-    Args:
-        share: its cores.
-    """
-
-    def __init__(self, share: list[int]) -> None:
-        self._share, self._is_busy = share, False
-        self.start()
-
-    def start(self) -> None:
-        """Start it, or another one in its place."""
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        arguments = (theirs, self._share)
-        self._process = context.Process(target=_carry_out_all, args=arguments, daemon=True)
-        self._process.start()
-        # An open copy would hide that the process has ended.
-        theirs.close()
-
-    def is_alive(self) -> bool:
-        """True if it can carry out another run."""
-        return self._process.exitcode is None
-
-    def carry_out(self, packed: bytes, observer: Observer, lock: threading.Lock) -> str | None:
-        """Carry out a run, and show `observer` its records; returns why it failed.
-
-        Args:
-            packed: the run.
-            observer: receives its records.
-            lock: held while `observer` is called.
-        """
-        self._is_busy = True
-        try:
-            self._pipe.send_bytes(packed)
-            while isinstance(message := self._pipe.recv(), dict):
-                with lock:
-                    observer.record(cast(dict[str, Any], message))
-        except (EOFError, OSError):
-            self._process.join()
-            message = f"killed: its process ended with status {self._process.exitcode}"
-        self._is_busy = False
-        return message
-
-    def stop(self) -> None:
-        """End the process; what it has not finished is in its checkpoint."""
-        if self._is_busy:
-            self._process.terminate()
-        else:
-            # Terminated, it would leave semaphores behind, and a warning about them.
-            self._pipe.close()
-        self._process.join(_PATIENCE_S)
-        self._process.kill()
-        self._process.join()
-
-
 # -- in the other process --------------------------------------------------------------------------
 
 
-def _carry_out_all(pipe: Connection, share: list[int]) -> None:
-    """Carry out the runs that arrive; sends the records of each, and its failure or None."""
+def _carry_out(pipe: Connection, packed: bytes, share: list[int]) -> None:
+    """Carry out a run; sends its records, and its failure or None."""
     # Ctrl-C reaches this process as well; the one that started it ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # It leaves by way of its finalisers: else the terminal gets a warning about its semaphores.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, share)
-    with suppress(EOFError):  # the process that started this one is gone
-        while True:
-            packed = pipe.recv_bytes()
-            try:
-                run = pickle.loads(packed)
-            except Exception as error:  # a class that this process cannot import
-                _send(pipe, f"{type(error).__name__}: {error}")
-                continue
-            with _output_in(run.log):
-                failure = carry_out(run, OnRecord(partial(_send, pipe)), len(share))
-            _send(pipe, failure)
-
-
-@contextmanager
-def _output_in(log: Path) -> Generator[None]:
-    """Redirects the output of this process into `log`, which is removed if it is empty.
-
-    On the terminal, it would tear the display of the process that started this one.
-    """
     try:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        file = log.open("ab")
-    except OSError:  # the run itself fails over the disk
-        yield
+        run: PlannedRun = pickle.loads(packed)
+    except Exception as error:  # a class that this process cannot import
+        _send(pipe, f"{type(error).__name__}: {error}")
         return
-    with file:
+    with suppress(OSError):  # the run itself fails over the disk
+        _print_into(run.log)
+    failure = carry_out(run, OnRecord(partial(_send, pipe)), len(share))
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    with suppress(OSError):
+        if run.log.stat().st_size == 0:
+            run.log.unlink()
+    _send(pipe, failure)
+
+
+def _print_into(log: Path) -> None:
+    """Redirect the output of this process: on the terminal, it would tear the display."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as file:
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
             os.dup2(file.fileno(), stream.fileno())
-        try:
-            yield
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            with suppress(OSError):
-                if log.stat().st_size == 0:
-                    log.unlink()
 
 
 def _send(pipe: Connection, message: dict[str, Any] | str | None) -> None:
