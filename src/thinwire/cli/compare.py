@@ -112,9 +112,10 @@ class CompareCommand(RunFlags):
             comparison = compare(experiment, out, display.observe, runner, display.note_planned)
         for each in comparison_tables(comparison):
             console.print(each)
-        for folder, status in {**comparison.problems(), **comparison.unrelated}.items():
+        problems = comparison.problems()
+        for folder, status in problems.items():
             say(console, f"left out {folder}: {status}")
-        if problems := comparison.problems():
+        if problems:
             first, status = next(iter(problems.items()))
             others = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
             raise IncompleteError(

@@ -155,13 +155,11 @@ class Comparison:
         rows: in the order of the experiment.
         baselines: label of a row to that of its baseline.
         tuning: results of the search; empty without one.
-        unrelated: folders with other runs.
     """
 
     rows: Sequence[ComparisonRow]
     baselines: Mapping[str, str]
     tuning: Sequence[TuningResult]
-    unrelated: Mapping[str, RunStatus]
 
     def difference(self, row: ComparisonRow) -> Estimate | None:
         """Loss of a row minus that of its baseline, paired by seed; None of the baseline itself."""
@@ -212,8 +210,7 @@ class Comparison:
             for row in self.rows
         }
         write_json(out / "compare.json", summaries)
-        others = self.problems() | dict(self.unrelated)
-        left_out = {name: {"state": s.state, "why": s.why} for name, s in others.items()}
+        left_out = {n: {"state": s.state, "why": s.why} for n, s in self.problems().items()}
         write_json(out / "statistics.json", {"rows": self.statistics(), "left_out": left_out})
 
 
@@ -256,7 +253,6 @@ def compare(
         rows=[runs.row(spec or asked) for asked, spec in final.items()],
         baselines=baselines,
         tuning=tuning,
-        unrelated=runs.unrelated(),
     )
     comparison.write(out)
     runs.note(is_over=True)

@@ -15,14 +15,7 @@ from thinwire.runs.comparable import check_comparable, common_ground, difference
 from thinwire.runs.find import note_planned_runs
 from thinwire.runs.schema import read_config
 from thinwire.runs.statistics import Estimate, estimate
-from thinwire.runs.status import (
-    RunState,
-    RunStatus,
-    forget_failure,
-    note_failure,
-    status_of,
-    unrelated_runs,
-)
+from thinwire.runs.status import RunState, RunStatus, forget_failure, note_failure, status_of
 from thinwire.runs.variants import Variant
 from thinwire.train.config import TrainConfig
 from thinwire.train.observers import Observer, OnRecord
@@ -223,20 +216,13 @@ class ExperimentRunner:
 
     def note(self, *, is_over: bool) -> None:
         """Note in `out` which runs there are."""
-        note_planned_runs(self.out, self._known(), is_over=is_over)
-
-    def unrelated(self) -> dict[str, RunStatus]:
-        """Folders of runs that no call of `complete` asked for."""
-        first = next(iter(self._runs.values()))
-        return unrelated_runs(self.out, self._known(), first.config.describe())
+        names = {run.folder.name for run in self._runs.values()}
+        note_planned_runs(self.out, names, is_over=is_over)
 
     def _begin(self, run: PlannedRun) -> Observer:
         # Not earlier: runs that a runner refuses leave no folder.
         self.note(is_over=False)
         return self.make_observer(run)
-
-    def _known(self) -> set[str]:
-        return {run.folder.name for run in self._runs.values()}
 
     def _planned(self, spec: VariantSpec, seed: int) -> PlannedRun:
         rates = "".join(f" {name}={value}" for name, value in spec.searched_texts())

@@ -1,6 +1,6 @@
 """Status of the run in a folder, from its files; nothing is changed."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from thinwire.errors import CheckpointError
 from thinwire.handshake import first_difference
-from thinwire.runs.comparable import common_fields, differences
 from thinwire.runs.folder import RunFolder, without, write_json
 from thinwire.runs.schema import (
     FinishedRun,
@@ -137,31 +136,3 @@ def note_failure(folder: Path, kind: str, why: str) -> None:
 def forget_failure(folder: Path) -> None:
     """Remove the record of `note_failure`, before the run is tried again."""
     (folder / _FAILURE).unlink(missing_ok=True)
-
-
-# -- other folders ---------------------------------------------------------------------------------
-
-
-def unrelated_runs(
-    out: Path, known: Collection[str], described: Mapping[str, Any]
-) -> dict[str, RunStatus]:
-    """Runs in `out` that do not belong to a comparison, and their differences from it.
-
-    Args:
-        out: the comparison's folder.
-        known: names of the folders that belong to it.
-        described: configuration of any of its runs.
-    """
-    mine, found = common_fields(described), dict[str, RunStatus]()
-    for folder in sorted(out.iterdir()) if out.is_dir() else ():
-        if folder.name in known or not has_files_of_run(folder):
-            continue
-        try:
-            theirs = common_fields(read_config(folder).described)
-        except CheckpointError as error:
-            why = error.because
-        else:
-            same = "the same model and tokens, but no run that was asked for"
-            why = same if theirs == mine else differences(theirs, mine)
-        found[folder.name] = RunStatus(state=RunState.UNRELATED, why=why)
-    return found
