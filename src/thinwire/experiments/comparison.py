@@ -93,19 +93,14 @@ def _mean_losses(rows: Sequence[ComparisonRow]) -> dict[VariantSpec, float] | No
 def _choose(
     spec: VariantSpec, tried: Sequence[ComparisonRow], best: Sequence[ComparisonRow]
 ) -> TuningResult:
-    chosen, losses = None, _mean_losses(best)
-    if not best:
-        states = {status.state for row in tried for status in row.statuses.values()}
-        diverged = states == {RunState.DIVERGED}
-        why = "all diverged" if diverged else "runs with the first seed are missing"
-    elif losses is None:
-        why = "runs with the other seeds are missing"
-    elif not losses:
-        why = "each of the best diverged with one of the seeds"
-    else:
-        chosen = min(losses, key=lambda c: losses[c])
-        seeds = ", ".join(str(seed) for seed in best[0].statuses)
-        why = f"the lowest mean loss over seeds {seeds} of the best {len(best)} of {len(tried)}"
+    losses = _mean_losses(best or tried)
+    if losses is None:
+        return TuningResult(spec=spec, tried=tried, chosen=None, why="runs are missing")
+    if not losses:
+        return TuningResult(spec=spec, tried=tried, chosen=None, why="all diverged")
+    seeds = ", ".join(str(seed) for seed in best[0].statuses)
+    why = f"the lowest mean loss over seeds {seeds} of the best {len(best)} of {len(tried)}"
+    chosen = min(losses, key=lambda c: losses[c])
     return TuningResult(spec=spec, tried=tried, chosen=chosen, why=why)
 
 

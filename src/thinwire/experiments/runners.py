@@ -11,7 +11,7 @@ from typing import TypeAlias
 from thinwire.errors import CheckpointError, ConfigurationError, ThinwireError
 from thinwire.experiments.experiment import Experiment
 from thinwire.experiments.grid import VariantSpec, configure
-from thinwire.runs.comparable import check_comparable, common_ground, differences, most_common
+from thinwire.runs.comparable import check_comparable, not_comparable
 from thinwire.runs.find import note_planned_runs
 from thinwire.runs.schema import read_config
 from thinwire.runs.statistics import Estimate, estimate
@@ -186,7 +186,6 @@ class ExperimentRunner:
     note_planned: NotePlanned | None = None
     statuses: dict[RunKey, RunStatus] = field(init=False, default_factory=dict[RunKey, RunStatus])
     _runs: dict[RunKey, PlannedRun] = field(init=False, default_factory=dict[RunKey, PlannedRun])
-    _ground: Mapping[str, str] | None = field(init=False, default=None)
 
     def complete(self, keys: Sequence[RunKey]) -> None:
         """Carry out what is missing of `keys`, and set the status of each after that.
@@ -207,7 +206,14 @@ class ExperimentRunner:
             statuses[key] = _status(runs[key])
             if failure is not None and statuses[key].state not in _NOTED:
                 statuses[key] = RunStatus(state=RunState.FAILED, why=failure)
-        self.statuses |= self._of_one_ground(statuses)
+        self.statuses |= statuses
+        # A search and the runs after it are one comparison.
+        finished = [s.run for s in self.statuses.values() if s.run is not None]
+        apart = not_comparable(finished)
+        for key, run in self._runs.items():
+            if run.folder in apart:
+                why = apart[run.folder]
+                self.statuses[key] = RunStatus(state=RunState.UNRELATED, why=why)
 
     def row(self, spec: VariantSpec) -> ComparisonRow:
         """A variant and the status of its runs so far."""
@@ -231,17 +237,6 @@ class ExperimentRunner:
             folder=self.out / spec.folder(seed),
             config=configure(self.experiment, spec, seed),
         )
-
-    def _of_one_ground(self, statuses: dict[RunKey, RunStatus]) -> dict[RunKey, RunStatus]:
-        """`statuses`, with runs of another corpus or size than the majority set apart."""
-        grounds = {key: common_ground(s.run) for key, s in statuses.items() if s.run is not None}
-        # The majority of the first call: a search and the runs after it are one comparison.
-        self._ground = self._ground or most_common(list(grounds.values()))
-        for key, ground in grounds.items():
-            if self._ground is not None and ground != self._ground:
-                why = differences(ground, self._ground)
-                statuses[key] = RunStatus(state=RunState.UNRELATED, why=why)
-        return statuses
 
 
 def _status(run: PlannedRun) -> RunStatus:
