@@ -35,8 +35,7 @@ class RunFolder:
         """The summary of a finished run, or None."""
         if not (self.path / "summary.json").exists():
             return None
-        with self._reading("summary.json"):
-            return dict(read_summary(self.path).described)
+        return dict(read_summary(self.path).described)
 
     def check_free(self) -> None:
         """Raise `ConfigurationError` if the folder has a run, which is left alone."""
@@ -105,8 +104,7 @@ class RunFolder:
         Raises:
             CheckpointError: the file is missing or damaged.
         """
-        with self._reading("config.json"):
-            return dict(read_config(self.path).described)
+        return dict(read_config(self.path).described)
 
     def is_elastic(self) -> bool:
         """True if the run is of an elastic worker: only these write events."""
@@ -115,14 +113,6 @@ class RunFolder:
     def workers(self) -> int:
         """K of the run."""
         return int(self.config()["workers"])
-
-    @contextmanager
-    def _reading(self, name: str) -> Generator[None]:
-        try:
-            yield
-        except CheckpointError as error:
-            because, do = error.because, "restore the file, or start again with another --out"
-            raise CheckpointError(f"read {self.path / name}", because=because, do=do) from error
 
     def has_run(self) -> bool:
         """True if a run was begun in this folder."""

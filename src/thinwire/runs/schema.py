@@ -199,16 +199,16 @@ def read_config(folder: Path) -> RunConfig:
     """
     file = folder / "config.json"
     if not file.exists():
-        raise _corrupt("config.json is missing")
+        raise _corrupt(file, "config.json is missing")
     described = migrate_names(read_object(file))
     if described.get("kind") != "TrainConfig":
-        raise _corrupt("its config.json is not that of a run of thinwire")
+        raise _corrupt(file, "its config.json is not that of a run of thinwire")
     fields = {"described": described, **described}
     for part, places in _PARTS.items():
         if not isinstance(described.get(part), dict):
-            raise _corrupt(f"config.json has {part} {_short(described.get(part))}")
+            raise _corrupt(file, f"config.json has {part} {_short(described.get(part))}")
         fields |= {name: described[part].get(place) for name, place in places.items()}
-    return _typed(fields, RunConfig, file.name)
+    return _typed(fields, RunConfig, file, file.name)
 
 
 def read_summary(folder: Path, config: RunConfig | None = None) -> RunSummary:
@@ -221,10 +221,10 @@ def read_summary(folder: Path, config: RunConfig | None = None) -> RunSummary:
     Raises:
         CheckpointError: it is missing, damaged or not that of the run that config.json describes.
     """
-    config = config or read_config(folder)
-    found = read_object(folder / "summary.json")
+    config, file = config or read_config(folder), folder / "summary.json"
+    found = read_object(file)
     its = {**found, "described": found, "is_elastic": "events" in found}
-    summary = _typed(its, RunSummary, "summary.json")
+    summary = _typed(its, RunSummary, file, file.name)
     wanted: dict[str, Any] = {"method": config.method, "steps": config.steps}
     if not summary.is_elastic:  # whose number of workers, and so of tokens, varies
         wanted["workers"] = config.workers
@@ -233,9 +233,8 @@ def read_summary(folder: Path, config: RunConfig | None = None) -> RunSummary:
             wanted["tokens"] = config.steps * config.tokens_per_step
     for name, value in wanted.items():
         if found[name] != value:
-            raise _corrupt(
-                f"summary.json has {name} {found[name]!r}, which config.json makes {value}"
-            )
+            because = f"summary.json has {name} {found[name]!r}, which config.json makes {value}"
+            raise _corrupt(file, because)
     return summary
 
 
@@ -246,14 +245,14 @@ def read_finished(folder: Path) -> FinishedRun:
         CheckpointError: a file is missing or damaged, or two of them are not of one and the same
             run.
     """
-    config, noted = read_config(folder), folder / "data.json"
-    summary, records = read_summary(folder, config), tuple(_records(folder / "metrics.jsonl"))
+    config, noted, metrics = read_config(folder), folder / "data.json", folder / "metrics.jsonl"
+    summary, records = read_summary(folder, config), tuple(_records(metrics))
     data = read_object(noted) if noted.exists() else None
     corpus = None if data is None else data.get("fingerprint")
     if data is not None and not isinstance(corpus, str):
-        raise _corrupt(f"{noted.name} has fingerprint {_short(corpus)}")
+        raise _corrupt(noted, f"{noted.name} has fingerprint {_short(corpus)}")
     if not records:
-        raise _corrupt("metrics.jsonl is empty")
+        raise _corrupt(metrics, "metrics.jsonl is empty")
     last = records[-1]
     for name, its, other in (
         ("step", last.step, summary.steps),
@@ -262,11 +261,12 @@ def read_finished(folder: Path) -> FinishedRun:
         ("sent_bytes", last.sent_bytes, summary.sent_bytes_per_worker),
     ):
         if its != other:
-            raise _corrupt(f"the last record has {name} {_short(its)}, and summary.json {other}")
+            because = f"the last record has {name} {_short(its)}, and summary.json {other}"
+            raise _corrupt(metrics, because)
     for state in _STATES if last.state_bytes else ():
         size = last.state_bytes.get(state)
         if size is None or size < 0 or (state == "live_weights" and size == 0):
-            raise _corrupt(f"the last record has {state}_bytes {_short(size)}")
+            raise _corrupt(metrics, f"the last record has {state}_bytes {_short(size)}")
     return FinishedRun(
         folder=folder, config=config, summary=summary, records=records, corpus=corpus
     )
@@ -276,11 +276,11 @@ def _records(file: Path) -> Iterator[RunRecord]:
     before = 0
     for number, line in enumerate(_content(file).splitlines(), start=1):
         where = f"line {number} of {file.name}"
-        values = _parsed(line, dict[str, int | float], where)
+        values = _parsed(line, dict[str, int | float], file, where)
         sizes = {s: values[f"{s}_bytes"] for s in _STATES if f"{s}_bytes" in values}
-        record = _typed({**values, "state_bytes": sizes}, RunRecord, where)
+        record = _typed({**values, "state_bytes": sizes}, RunRecord, file, where)
         if record.step <= before:
-            raise _corrupt(f"{where} has step {record.step} after {before}")
+            raise _corrupt(file, f"{where} has step {record.step} after {before}")
         before = record.step
         yield record
 
@@ -307,14 +307,14 @@ def read_object(file: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: it cannot be read, or holds something else.
     """
-    found = _parsed(_content(file), dict[str, Any], file.name)
+    found = _parsed(_content(file), dict[str, Any], file, file.name)
     # Level by level: recursion would end in an error of its own.
     level: list[Any] = [found]
     for _ in range(_DEEPEST):
         inside = [each.values() if isinstance(each, dict) else each for each in level]
         level = [each for values in inside for each in values if isinstance(each, dict | list)]
     if level:
-        raise _corrupt(f"{file.name} cannot be read: its objects are over {_DEEPEST} deep")
+        raise _corrupt(file, f"{file.name} cannot be read: its objects are over {_DEEPEST} deep")
     return found
 
 
@@ -322,32 +322,29 @@ def _content(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise _corrupt(f"{file.name} cannot be read: {error}") from error
+        raise _corrupt(file, f"{file.name} cannot be read: {error}") from error
 
 
-def _parsed(text: bytes, kind: type[T], where: str) -> T:
+def _parsed(text: bytes, kind: type[T], file: Path, where: str) -> T:
     try:
         return msgspec.json.decode(text, type=kind)
     except (ValueError, RecursionError) as error:
         hint = " (NaN and Infinity are no JSON)" if b"NaN" in text or b"Infinity" in text else ""
-        raise _corrupt(f"{where} cannot be read: {error}{hint}") from error
+        raise _corrupt(file, f"{where} cannot be read: {error}{hint}") from error
 
 
-def _typed(fields: Mapping[str, Any], kind: type[T], where: str) -> T:
+def _typed(fields: Mapping[str, Any], kind: type[T], file: Path, where: str) -> T:
     """`fields` as `kind`; one that is null counts as missing."""
     given = {name: value for name, value in fields.items() if value is not None}
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
-        raise _corrupt(f"{where} cannot be used: {error}") from error
+        raise _corrupt(file, f"{where} cannot be used: {error}") from error
 
 
-def _corrupt(because: str) -> CheckpointError:
-    return CheckpointError(
-        "use what a run recorded",
-        because=because,
-        do="restore the file, or run again in another folder",
-    )
+def _corrupt(file: Path, because: str) -> CheckpointError:
+    do = "restore the file, or run again in another folder"
+    return CheckpointError(f"read {file}", because=because, do=do)
 
 
 def _short(value: Any) -> str:
