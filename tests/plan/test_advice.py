@@ -159,9 +159,6 @@ def test_what_would_have_to_change_does_change_it():
     longer = changes["sync-every"]
     assert busy(slow, longer.choice) >= 0.9
     assert busy(slow, replace(longer.choice, sync_every=int(longer.value / 1.03))) < 0.9
-    many = job(workers=12, bits_per_s=1e7)
-    fewer = {change.quantity: change for change in advise(many).changes}["workers"]
-    assert advise(replace(many, workers=int(fewer.value))).recommended
 
 
 def test_h_of_the_user_is_kept_and_methods_that_cannot_be_run_are_not_advised():

@@ -114,7 +114,7 @@ def _notes(advice: Advice, job: Job) -> Iterator[str]:
         yield "One of these would change it:"
         yield from (f"  {_change(change)}" for change in advice.changes)
     elif not advice.recommended:
-        yield "No bandwidth, length of rounds or number of workers that was tried would change it."
+        yield "No bandwidth or length of rounds that was tried would change it."
     if advice.recommended or advice.closest is not None:
         yield LOSS_SOURCE
 
@@ -123,6 +123,4 @@ def _change(change: NeededChange) -> str:
     by = change.choice.text
     if change.quantity == "bandwidth":
         return f"a link of {rate_text(change.value)} up and down ({by})"
-    if change.quantity == "workers":
-        return f"{change.value:g} workers ({by})"
     return f"rounds of {change.value:g} steps ({by}), which no run here had"

@@ -147,8 +147,8 @@ class NeededChange:
     """A change with which a choice would reach the target.
 
     Args:
-        quantity: bandwidth, sync-every or workers.
-        value: bit/s, inner steps or K.
+        quantity: bandwidth or sync-every.
+        value: bit/s or inner steps.
         choice: that would reach it.
     """
 
@@ -261,7 +261,7 @@ class _Search:
     """
 
     def __init__(self, job: Job, target: float, usable: Callable[[Method], None]) -> None:
-        self._asked, self._target, self._usable = job, target, usable
+        self._target, self._usable = target, usable
         # The choices have an H of their own.
         self._job = replace(job, sync_every=None)
         longest = math.inf if job.steps is None else job.steps // _FEWEST_ROUNDS
@@ -286,7 +286,7 @@ class _Search:
         return Recommendation(choice=choice, forecast=found)
 
     def changes(self) -> Iterator[NeededChange]:
-        """Changes that help, each by itself: a faster link, longer rounds, fewer workers."""
+        """Changes that help, each by itself: a faster link, or longer rounds."""
         # The least rate is that of one of those that are nearly busy enough.
         busiest = sorted(self.longest_rounds(), key=self.utilisation, reverse=True)[:_NEAR]
         rates = {choice: self._rate(choice) for choice in busiest}
@@ -297,8 +297,6 @@ class _Search:
         for choice in sorted(longer, key=lambda choice: choice.sync_every or 0)[:1]:
             value = choice.sync_every or 0
             yield NeededChange(quantity="sync-every", value=value, choice=choice)
-        if (fewer := self._fewer_workers()) is not None:
-            yield fewer
 
     def longest_rounds(self) -> list[Choice]:
         """Every choice that can run, with its longest rounds."""
@@ -330,20 +328,6 @@ class _Search:
             return math.inf
         rate = required_bandwidth(self._target, self._job.scenario(sent))
         return rate if choice.tau is None else rate / USED_SHARE
-
-    def _fewer_workers(self) -> NeededChange | None:
-        """The first of K/2, K/4, ... workers that some choice keeps busy."""
-        workers = self._job.workers // 2
-        while workers > 1:
-            search = _Search(replace(self._asked, workers=workers), self._target, self._usable)
-            # Among few workers, a gather is the cheaper exchange.
-            search.choices = [
-                c for c in self.choices if c.exchange == "gather" or c.preset in _ONE_EXCHANGE
-            ]
-            if any(search.utilisation(c) >= self._target for c in search.longest_rounds()):
-                return NeededChange(quantity="workers", value=workers, choice=search.best()[0])
-            workers //= 2
-        return None
 
     def _job_of(self, choice: Choice) -> Job:
         """The job, at the rate that a choice may use."""
