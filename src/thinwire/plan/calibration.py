@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Final
 
-from thinwire.errors import CheckpointError, ConfigurationError, check
+from thinwire.errors import ConfigurationError, check
 from thinwire.method import Method
 from thinwire.plan.compute import Compute
 from thinwire.plan.job import Job
@@ -16,9 +15,8 @@ from thinwire.plan.models import resolve
 from thinwire.plan.shape import Shape
 from thinwire.plan.simulate import Scenario
 from thinwire.plan.traffic import Traffic, traffic
-from thinwire.runs.schema import FinishedRun, read_finished
-
-_FINISHED_RUN: Final = "pass the folder of a finished run of `thinwire train`"
+from thinwire.runs.schema import FinishedRun
+from thinwire.runs.status import read_run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +89,13 @@ def calibrate(folder: Path | str, *, step_s: float | None = None) -> Calibration
         ConfigurationError: the folder is not that of a run, is incomplete or damaged, or lacks a
             number that is needed.
     """
-    run = _read(Path(folder))
+    status = read_run(Path(folder))
+    if status.run is None:
+        do = (
+            "pass the folder of a finished run of `thinwire train`, in which there is a config.json"
+        )
+        raise ConfigurationError(_what(Path(folder)), because=f"it is {status}", do=do)
+    run = status.run
     try:
         method = Method.from_dict(run.config.described["method"])
     except ConfigurationError as error:
@@ -158,18 +162,6 @@ def _spans(run: FinishedRun) -> list[list[float]]:
     do = "train with a smaller --log-steps, or give the step time"
     check(bool(spans), _what(run.folder), because=f"{because}those after the first", do=do)
     return spans
-
-
-def _read(folder: Path) -> FinishedRun:
-    because = "it has no config.json of a run"
-    check((folder / "config.json").is_file(), _what(folder), because=because, do=_FINISHED_RUN)
-    because, do = "it has no summary.json: the run is not finished", "finish it with --resume"
-    check((folder / "summary.json").is_file(), _what(folder), because=because, do=do)
-    try:
-        return read_finished(folder)
-    except CheckpointError as error:
-        do = f"restore the file, or {_FINISHED_RUN}"
-        raise ConfigurationError(_what(folder), because=error.because, do=do) from error
 
 
 def _shape(run: FinishedRun) -> Shape:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from thinwire.errors import check
+from thinwire.errors import check, check_whole
 from thinwire.method import Method
 from thinwire.outer import GradientAveraging
 from thinwire.plan.compute import Compute
@@ -102,13 +102,9 @@ class Job:
 
     def __post_init__(self) -> None:
         for name in ("workers", "sync_every", "tokens_per_step", "tokens"):
-            value: int | None = getattr(self, name)
-            what, largest = f"plan with {name}={value}", _LARGEST.get(name, math.inf)
-            because, do = "it must be at least 1", f"pass {name} >= 1"
-            check(value is None or value >= 1, what, because=because, do=do)
-            because = "a plan goes through the steps of a round and the workers one by one, and "
-            do = f"pass {name} <= {largest}"
-            check(value is None or value <= largest, what, because=f"{because}would not end", do=do)
+            # A plan goes through the steps of a round and the workers one by one.
+            if (value := getattr(self, name)) is not None:
+                check_whole(name, value, most=_LARGEST.get(name, math.inf))
         what = f"plan for {self.tokens} tokens"
         because = "the number of steps depends on how many of them a worker takes in each"
         do = "pass tokens_per_step as well"

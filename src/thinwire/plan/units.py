@@ -7,19 +7,17 @@ have three significant digits, and can be read again.
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Final
 
 from thinwire.errors import ConfigurationError, check, unknown_name
 
+_PREFIXES: Final = ("", "k", "M", "G", "T", "P")
 # Kind -> scale -> spellings, of which the first is printed. Other spellings of a rate: see _RATE.
 _UNITS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
-    "rate": {
-        f"{bits}e{3 * power}": (f"{prefix}{of}/s",)
-        for bits, of in ((1, "bit"), (8, "B"))
-        for power, prefix in enumerate(("", "k", "M", "G", "T"))
-    },
+    "rate": {f"1e{3 * power}": (f"{_PREFIXES[power]}bit/s",) for power in range(5)},
+    "size": {f"1e{3 * power}": (f"{_PREFIXES[power]}B",) for power in range(6)},
     "duration": {
         "1e-9": ("ns",),
         "1e-6": ("us", "µs", "μs"),
@@ -196,8 +194,6 @@ def _units_text(kind: str) -> str:
 
 # -- printing: all raise ConfigurationError for what is negative or not finite ---------------------
 
-_PREFIXES: Final = ("", "k", "M", "G", "T")
-
 
 def rate_text(bits_per_s: float) -> str:
     """A rate in three digits.
@@ -205,7 +201,7 @@ def rate_text(bits_per_s: float) -> str:
     >>> rate_text(25e6), rate_text(999.6e6), rate_text(0)
     ('25 Mbit/s', '1 Gbit/s', '0 bit/s')
     """
-    return _text("a rate", bits_per_s, _powers(f" {prefix}bit/s" for prefix in _PREFIXES))
+    return _text("rate", bits_per_s)
 
 
 def duration_text(seconds: float) -> str:
@@ -214,8 +210,7 @@ def duration_text(seconds: float) -> str:
     >>> duration_text(0.05), duration_text(90), duration_text(86_390)
     ('50 ms', '1.5 min', '1 d')
     """
-    units = {float(scale): f" {names[0]}" for scale, names in _UNITS["duration"].items()}
-    return _text("a duration", seconds, units) if seconds else "0 s"
+    return _text("duration", seconds) if seconds else "0 s"
 
 
 def count_text(count: float) -> str:
@@ -224,8 +219,7 @@ def count_text(count: float) -> str:
     >>> count_text(7_000_000_000), count_text(246_336), count_text(12)
     ('7B', '246k', '12')
     """
-    whole = round(count) if math.isfinite(count) else count
-    return _text("a count", whole, _powers(("", "k", "M", "B", "T")))
+    return _text("count", round(count) if math.isfinite(count) else count).replace(" ", "")
 
 
 def nbytes_text(nbytes: float) -> str:
@@ -234,7 +228,7 @@ def nbytes_text(nbytes: float) -> str:
     >>> nbytes_text(1234), nbytes_text(5.6e9)
     ('1.23 kB', '5.6 GB')
     """
-    return _text("bytes", nbytes, _powers(f" {prefix}B" for prefix in (*_PREFIXES, "P")))
+    return _text("size", nbytes)
 
 
 def times_text(fewer: float | None) -> str:
@@ -259,18 +253,15 @@ def share_text(share: float) -> str:
     return f"{math.floor(1000 * share + 1e-9) / 10:.3g} %"
 
 
-def _powers(units: Iterable[str]) -> dict[float, str]:
-    return {1000.0**power: unit for power, unit in enumerate(units)}
-
-
-def _text(what: str, value: float, units: Mapping[float, str]) -> str:
-    """`value` in three digits and the largest of `units` of which there is one."""
+def _text(kind: str, value: float) -> str:
+    """`value` in three digits and the largest unit of which there is one."""
     because, do = "it is negative or not finite", "print a number from 0 up"
-    check(0 <= value < math.inf, f"print {value} as {what}", because=because, do=do)
+    check(0 <= value < math.inf, f"print {value} as a {kind}", because=because, do=do)
+    units = {float(scale): names[0] for scale, names in _UNITS[kind].items()}
     digits = {scale: float(f"{value / scale:.3g}") for scale in sorted(units, reverse=True)}
     scale = next((scale for scale, number in digits.items() if number >= 1), min(units))
     shown = digits[scale] * scale
     # Rounded up, it may be one of the next unit.
     if not math.isclose(shown, value, rel_tol=1e-12):
-        return _text(what, shown, units)
-    return f"{digits[scale]:g}{units[scale]}"
+        return _text(kind, shown)
+    return f"{digits[scale]:g} {units[scale]}"
