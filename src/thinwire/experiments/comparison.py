@@ -46,8 +46,7 @@ class TuningResult:
         """Rates whose chosen value is the lowest or highest tried: a better one may be beyond."""
         found: list[str] = []
         for name, value in ({} if self.chosen is None else self.chosen.searched.given()).items():
-            candidates = [row.spec.searched.given() for row in self.tried]
-            values = {rates[name] for rates in candidates if name in rates}
+            values = {row.spec.searched.given().get(name, value) for row in self.tried}
             if len(values) > 1 and value in (min(values), max(values)):
                 found.append(name)
         return found

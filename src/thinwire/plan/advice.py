@@ -274,8 +274,13 @@ class _Search:
     def best(self) -> list[Choice]:
         """The choice of each preset that reaches the target, least measured loss first."""
         found = self._shortest(self.choices, self._intervals)
+
+        def within_a_preset(choice: Choice) -> tuple[int, float, int, int]:
+            every = choice.sync_every or 1
+            return max(every, _LONGEST_MEASURED), choice.loss_share, choice.tau or 0, every
+
         best: dict[str, Choice] = {}
-        for choice in sorted(found, key=_within_a_preset):
+        for choice in sorted(found, key=within_a_preset):
             best.setdefault(choice.preset, choice)
         return sorted(best.values(), key=lambda choice: choice.loss_share)
 
@@ -289,14 +294,19 @@ class _Search:
         """Changes that help, each by itself: a faster link, or longer rounds."""
         # The least rate is that of one of those that are nearly busy enough.
         busiest = sorted(self.longest_rounds(), key=self.utilisation, reverse=True)[:_NEAR]
-        rates = {choice: self._rate(choice) for choice in busiest}
-        nearest = min(busiest, key=lambda choice: rates[choice], default=None)
+        rates = dict[Choice, float]()
+        for choice in busiest:
+            if (sent := self._traffic(choice)) is not None:
+                rate = required_bandwidth(self._target, self._job.scenario(sent))
+                rates[choice] = rate if choice.tau is None else rate / USED_SHARE
+        nearest = min(rates, key=lambda choice: rates[choice], default=None)
         if nearest is not None and rates[nearest] < math.inf:
             yield NeededChange(quantity="bandwidth", value=rates[nearest], choice=nearest)
         longer = self._shortest([choice for choice in busiest if choice.has_rounds], self._longer)
-        for choice in sorted(longer, key=lambda choice: choice.sync_every or 0)[:1]:
-            value = choice.sync_every or 0
-            yield NeededChange(quantity="sync-every", value=value, choice=choice)
+        shortest = min(longer, key=lambda choice: choice.sync_every or 0, default=None)
+        if shortest is not None:
+            value = shortest.sync_every or 0
+            yield NeededChange(quantity="sync-every", value=value, choice=shortest)
 
     def longest_rounds(self) -> list[Choice]:
         """Every choice that can run, with its longest rounds."""
@@ -321,13 +331,6 @@ class _Search:
             at = bisect_left(rounds, self._target, key=self.utilisation)
             found += rounds[at : at + 1]
         return found
-
-    def _rate(self, choice: Choice) -> float:
-        sent = self._traffic(choice)
-        if sent is None:
-            return math.inf
-        rate = required_bandwidth(self._target, self._job.scenario(sent))
-        return rate if choice.tau is None else rate / USED_SHARE
 
     def _job_of(self, choice: Choice) -> Job:
         """The job, at the rate that a choice may use."""
@@ -364,11 +367,6 @@ def _with_rounds(choice: Choice, intervals: Sequence[int]) -> list[Choice]:
     if not choice.has_rounds:
         return [choice]
     return [replace(choice, sync_every=every) for every in intervals]
-
-
-def _within_a_preset(choice: Choice) -> tuple[int, float, int, int]:
-    every = choice.sync_every or 1
-    return max(every, _LONGEST_MEASURED), choice.loss_share, choice.tau or 0, every
 
 
 # -- for a terminal or a page ----------------------------------------------------------------------

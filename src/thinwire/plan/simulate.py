@@ -192,13 +192,10 @@ class _Run:
     def send(self, index: int, step: int) -> None:
         """Encode a message and send it as soon as the link is free."""
         self._code(self._encode_s[index])
-        transfer, begun_s, freed_s = (
-            self._transfers[index],
-            self.result.begun_s,
-            self.result.freed_s,
-        )
-        begun_s.append(max(self.result.wall_s, freed_s[-1] if freed_s else 0.0))
-        freed_s.append(begun_s[-1] + transfer.held_s)
+        transfer, freed_s = self._transfers[index], self.result.freed_s
+        begun_s = max(self.result.wall_s, freed_s[-1] if freed_s else 0.0)
+        self.result.begun_s.append(begun_s)
+        freed_s.append(begun_s + transfer.held_s)
         answer = index, freed_s[-1] + transfer.lag_s
         self.pending[step + 1 + self._scenario.traffic.tau].append(answer)
 

@@ -211,31 +211,16 @@ def read_config(folder: Path) -> RunConfig:
     return _typed(fields, RunConfig, file, file.name)
 
 
-def read_summary(folder: Path, config: RunConfig | None = None) -> RunSummary:
+def read_summary(folder: Path) -> RunSummary:
     """The summary of the run in `folder`.
 
-    Args:
-        folder: of the run.
-        config: its configuration, if it was read before.
-
     Raises:
-        CheckpointError: it is missing, damaged or not that of the run that config.json describes.
+        CheckpointError: it is missing or damaged.
     """
-    config, file = config or read_config(folder), folder / "summary.json"
+    file = folder / "summary.json"
     found = read_object(file)
     its = {**found, "described": found, "is_elastic": "events" in found}
-    summary = _typed(its, RunSummary, file, file.name)
-    wanted: dict[str, Any] = {"method": config.method, "steps": config.steps}
-    if not summary.is_elastic:  # whose number of workers, and so of tokens, varies
-        wanted["workers"] = config.workers
-        # Steps of a lost worker may count twice where it was late.
-        if "asynchronous" not in found:
-            wanted["tokens"] = config.steps * config.tokens_per_step
-    for name, value in wanted.items():
-        if found[name] != value:
-            because = f"summary.json has {name} {found[name]!r}, which config.json makes {value}"
-            raise _corrupt(file, because)
-    return summary
+    return _typed(its, RunSummary, file, file.name)
 
 
 def read_finished(folder: Path) -> FinishedRun:
@@ -246,7 +231,7 @@ def read_finished(folder: Path) -> FinishedRun:
             run.
     """
     config, noted, metrics = read_config(folder), folder / "data.json", folder / "metrics.jsonl"
-    summary, records = read_summary(folder, config), tuple(_records(metrics))
+    summary, records = read_summary(folder), tuple(_records(metrics))
     data = read_object(noted) if noted.exists() else None
     corpus = None if data is None else data.get("fingerprint")
     if data is not None and not isinstance(corpus, str):
