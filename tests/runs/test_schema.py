@@ -166,6 +166,7 @@ DAMAGE = [
     (file("summary.json", "[]"), "summary.json cannot be read: Expected `object`, got `array`"),
     (summary(val_loss=math.nan), "summary.json cannot be read"),
     (summary(wait_s=None), "summary.json cannot be used: Object missing required field `wait_s`"),
+    (summary(workers=0), "summary.json cannot be used: Expected `int` >= 1 - at `$.workers`"),
     (summary(steps=7), "the last record has step 23, and summary.json 7"),
     (summary(tokens=9), "the last record has tokens 2944, and summary.json 9"),
     (summary(val_loss=1.0), "the last record has val_loss 2.0"),

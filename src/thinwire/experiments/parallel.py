@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from thinwire.errors import ConfigurationError, check
@@ -138,7 +137,11 @@ def _carry_out(pipe: Connection, packed: bytes, share: list[int]) -> None:
         _send(pipe, f"{type(error).__name__}: {error}")
         return
     with suppress(OSError):  # the run itself fails over the disk
-        _print_into(run.log)
+        run.log.parent.mkdir(parents=True, exist_ok=True)
+        with run.log.open("ab") as file:
+            # On the terminal, its output would tear the display.
+            for stream in (sys.stdout, sys.stderr):
+                os.dup2(file.fileno(), stream.fileno())
     failure = carry_out(run, OnRecord(partial(_send, pipe)), len(share))
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -146,14 +149,6 @@ def _carry_out(pipe: Connection, packed: bytes, share: list[int]) -> None:
         if run.log.stat().st_size == 0:
             run.log.unlink()
     _send(pipe, failure)
-
-
-def _print_into(log: Path) -> None:
-    """Redirect the output of this process: on the terminal, it would tear the display."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as file:
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(file.fileno(), stream.fileno())
 
 
 def _send(pipe: Connection, message: dict[str, Any] | str | None) -> None:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from thinwire.errors import check, check_whole
+from thinwire.errors import check
 from thinwire.method import Method
 from thinwire.outer import GradientAveraging
 from thinwire.plan.compute import Compute
@@ -102,9 +102,11 @@ class Job:
 
     def __post_init__(self) -> None:
         for name in ("workers", "sync_every", "tokens_per_step", "tokens"):
+            value: int | None = getattr(self, name)
             # A plan goes through the steps of a round and the workers one by one.
-            if (value := getattr(self, name)) is not None:
-                check_whole(name, value, most=_LARGEST.get(name, math.inf))
+            what, most = f"plan with {name}={value}", _LARGEST.get(name, math.inf)
+            because, do = f"it must lie in [1, {most:,}]", f"pass {name} in that interval"
+            check(value is None or 1 <= value <= most, what, because=because, do=do)
         what = f"plan for {self.tokens} tokens"
         because = "the number of steps depends on how many of them a worker takes in each"
         do = "pass tokens_per_step as well"

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
-from thinwire.errors import check
 from thinwire.exchange import Pattern, Sizes
 from thinwire.exchange.message import HEADER_NBYTES
 from thinwire.fragments.layout import Layout
@@ -179,18 +178,13 @@ def traffic(
         added_nbytes: of the transport, to every message: 28 if sealed.
 
     Raises:
-        ConfigurationError: K < 1, a rank outside of 0..K-1, or a method that does not fit the
-            model.
+        ConfigurationError: the method does not fit the model.
 
     >>> from thinwire import presets
     >>> plan = traffic(presets.streaming_diloco(), Shape.of_size(99, 5), workers=2)
     >>> [(message.offset, message.parameters) for message in plan.messages]
     [(0, 59), (15, 40)]
     """
-    what = f"plan for worker {rank} of {workers}"
-    because = "a run has at least one worker, and ranks count from 0"
-    do = "pass workers >= 1 and 0 <= rank < workers"
-    check(workers >= 1 and 0 <= rank < workers, what, because=because, do=do)
     numels, messages = {part.name: part.numel for part in shape.parts}, list[MessageSpec]()
     for fragment in method.fragments.plan(shape.parts, sync_every=method.sync_every):
         sizes = _sizes(method, shape.layout(fragment.names), workers, rank)

@@ -107,7 +107,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     method: str
-    workers: Count
+    workers: Annotated[int, msgspec.Meta(ge=1)]
     parameters: Count
     steps: Count
     tokens: Count
