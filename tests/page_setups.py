@@ -7,13 +7,13 @@ runs one page; under torchrun it is one rank of it.
 
 import contextlib
 import dataclasses
-import itertools
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +25,7 @@ from torch import nn
 
 import thinwire as tw
 from elastic_team import TOKEN
-from s3_server import SECRETS, s3_server
+from s3_server import in_aws, s3_server
 from thinwire.experiments.grid import specs_of
 from toy import adamw, build_model, descend, loss
 
@@ -39,30 +39,34 @@ RUN_BY_OTHERS = {"docs/tutorials/own-parts.md": "test_snippets.py runs it by pyt
 Names = dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Setup:
     """Of one page."""
 
     names: Callable[[Path], AbstractContextManager[Names]]
+    check: Callable[[Names], bool] = lambda names: True
+    _: KW_ONLY
     instead: Mapping[str, str] = field(default_factory=dict)  # of text of the page
     renew: Callable[[Names], object] = lambda names: None  # called before each block
     first: int = 0  # earlier blocks are files that are started by themselves
     ranks: int = 1
-    is_slow: bool = False
     needs: tuple[str, ...] = ()  # modules without which the page is passed over
-    check: Callable[[Names], bool] = lambda names: True
+
+    @property
+    def is_slow(self) -> bool:
+        """It needs servers or ranks."""
+        return bool(self.needs) or self.ranks > 1
 
 
-class Regressor(nn.Module):
+class Regressor(nn.Sequential):
     """As models of transformers do, it puts out its loss; a batch is a worker and a step."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.layers = build_model()
+        super().__init__(build_model())
 
     def forward(self, batch: tuple[int, int]) -> SimpleNamespace:
         worker, step = batch
-        return SimpleNamespace(loss=loss(self.layers, 1000 * worker + step, 0))
+        return SimpleNamespace(loss=loss(self[0], 1000 * worker + step, 0))
 
 
 def common(**names: Any) -> Names:
@@ -131,13 +135,11 @@ def trains_shards(names: Names) -> bool:
 def asynchronous(folder: Path) -> AbstractContextManager[Names]:
     from thinwire.asynchronous import AsyncServer, AsyncWorker
 
-    clock = itertools.count()
-
     def some_steps(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
         train(model, optimizer, [(0, step) for step in range(steps)])
 
     names = common(AsyncServer=AsyncServer, AsyncWorker=AsyncWorker, build_model=Regressor)
-    names |= {"k": 0, "now": lambda: float(next(clock)), "steps_per_s": 100.0, "train": some_steps}
+    names |= {"k": 0, "now": time.monotonic, "steps_per_s": 100.0, "train": some_steps}
     return contextlib.nullcontext(names)
 
 
@@ -145,20 +147,10 @@ def asynchronous(folder: Path) -> AbstractContextManager[Names]:
 def bucket(folder: Path) -> Iterator[Names]:
     """A server of this machine, by the variables that an S3 client reads."""
     with s3_server(folder) as endpoint:
-        access = {"AWS_ACCESS_KEY_ID": "admin", "AWS_SECRET_ACCESS_KEY": SECRETS["admin"]}
-        place = {"AWS_ENDPOINT_URL": endpoint, "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true"}
-        with mock.patch.dict(os.environ, access | place | {"THINWIRE_TOKEN": TOKEN}):
-            yield common()
-
-
-@contextmanager
-def elastic(folder: Path) -> Iterator[Names]:
-    with bucket(folder) as names:
-        yield names | {
-            "steps": STEPS,
-            "batch": lambda share, step: (share, step),
-            "loss_of": lambda batch: names["model"](batch).loss,
-        }
+        more = {"AWS_ALLOW_HTTP": "true", "THINWIRE_TOKEN": TOKEN}
+        with mock.patch.dict(os.environ, in_aws(endpoint) | more):
+            names = common(steps=STEPS, batch=lambda share, step: (share, step))
+            yield names | {"loss_of": lambda batch: names["model"](batch).loss}
 
 
 @contextmanager
@@ -192,46 +184,36 @@ def another_llama(names: Names) -> None:
     names["optimizer"] = names["method"].inner.build(names["model"])
 
 
-SLOW = {"is_slow": True, "needs": ("obstore",), "instead": {"s3://my-bucket": "s3://run"}}
-TRAINERS = SLOW["instead"] | {
+STORE = {"s3://my-bucket": "s3://run"}
+TRAINERS = STORE | {
     "max_steps=10_000": f"max_steps={STEPS}",
     "resume_from_checkpoint=True)  # or without": ")",
 }
 SETUPS = {
-    "README.md": Setup(names=one_rank, check=has_trained),
+    "README.md": Setup(one_rank, has_trained),
     # Of two methods, with two numbers of workers each.
-    "docs/comparing.md": Setup(
-        names=plain, check=lambda names: len(specs_of(names["grid"]())) == 4
-    ),
-    "docs/elastic.md": Setup(names=elastic, check=has_trained, **SLOW),
+    "docs/comparing.md": Setup(plain, lambda names: len(specs_of(names["grid"]())) == 4),
+    "docs/elastic.md": Setup(bucket, has_trained, instead=STORE, needs=("obstore",)),
     "docs/how-to/asynchronous.md": Setup(
-        names=asynchronous, check=lambda names: names["server"].stats.arrivals == 1
+        asynchronous, lambda names: names["server"].stats.arrivals == 1
     ),
+    "docs/how-to/choose-a-method.md": Setup(plain),
+    "docs/how-to/compose-a-method.md": Setup(plain),
     "docs/how-to/own-loop.md": Setup(
-        names=one_rank, renew=lambda names: names.update(common()), check=has_trained
+        one_rank, has_trained, renew=lambda names: names.update(common())
     ),
     "docs/how-to/trainers.md": Setup(
-        names=trainers,
+        trainers,
         renew=another_llama,
         instead=TRAINERS,
-        is_slow=True,
         needs=("obstore", "transformers", "lightning"),
     ),
-    **{
-        f"docs/how-to/{name}.md": Setup(names=plain)
-        for name in ("choose-a-method", "compose-a-method")
-    },
     "docs/how-to/workers-of-several-ranks.md": Setup(
-        names=mesh,
-        instead={'"cuda"': '"cpu"'},
-        first=1,
-        ranks=4,
-        is_slow=True,
-        check=trains_shards,
+        mesh, trains_shards, instead={'"cuda"': '"cpu"'}, first=1, ranks=4
     ),
-    "PYPI.md": Setup(names=one_rank, check=has_trained),
-    "docs/security.md": Setup(names=one_rank),
-    "docs/watching.md": Setup(names=watched),
+    "PYPI.md": Setup(one_rank, has_trained),
+    "docs/security.md": Setup(one_rank),
+    "docs/watching.md": Setup(watched),
 }
 
 

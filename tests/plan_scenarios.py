@@ -20,16 +20,12 @@ def message(**fields: Any) -> MessageSpec:
     return MessageSpec(**(given | fields))
 
 
-def traffic_of(*messages: MessageSpec, every: int = 7, tau: int = 0, workers: int = 3) -> Traffic:
-    return Traffic(sync_every=every, tau=tau, messages=messages, workers=workers)
-
-
 def one_message(*, every: int = 7, tau: int = 0, workers: int = 3, **fields: Any) -> Scenario:
     """A scenario in which everything takes time, with one message a round."""
     seconds = {"encode": 3e-5, "decode": 7e-6, "outer": 2e-6}
     sent = message(**{"first": every, **fields})
     return Scenario(
-        traffic=traffic_of(sent, every=every, tau=tau, workers=workers),
+        traffic=Traffic(sync_every=every, tau=tau, messages=(sent,), workers=workers),
         compute=Compute(
             step_s=0.13, **{f"{name}_s_per_parameter": s for name, s in seconds.items()}
         ),
@@ -38,22 +34,27 @@ def one_message(*, every: int = 7, tau: int = 0, workers: int = 3, **fields: Any
 
 
 def streaming(
-    fragments: Fragments | None = None, *, parameters: int = 70_001, layers: int = 11, **fields: int
+    fragments: Fragments | None = None,
+    *,
+    parameters: int = 70_001,
+    layers: int = 11,
+    every: int = 10,
+    tau: int = 1,
+    workers: int = 2,
 ) -> Traffic:
     """Fragments of about equal layers, in two bytes a number."""
-    given = {"every": 10, "tau": 1, "workers": 2} | fields
     each, more = divmod(parameters, layers)
     parts = {
         str(i): Part(name=str(i), aliases=(str(i),), numel=each + (i < more), layer=i)
         for i in range(layers)
     }
     messages = []
-    for part in (fragments or Strided(layers=3)).plan([*parts.values()], sync_every=given["every"]):
+    for part in (fragments or Strided(layers=3)).plan([*parts.values()], sync_every=every):
         numel = sum(parts[name].numel for name in part.names)
         sizes = {"payload_nbytes": 2 * numel, "sent_nbytes": 2 * numel, "parameters": numel}
-        sizes["received_nbytes"] = 2 * numel * (given["workers"] - 1)
+        sizes["received_nbytes"] = 2 * numel * (workers - 1)
         messages.append(message(offset=part.offset_steps, first=part.first_step, **sizes))
-    return traffic_of(*messages, **given)
+    return Traffic(sync_every=every, tau=tau, messages=tuple(messages), workers=workers)
 
 
 def peak_sent_after(sent: Traffic, steps: int) -> int:

@@ -24,13 +24,6 @@ __all__ = ["corpus", "tiny"]
 QUIET = ["--evaluate-steps", "0", "--checkpoint-steps", "0"]
 
 
-@pytest.fixture
-def team(tiny, tmp_path):
-    """Elastic workers, which train for ever."""
-    with Team(tmp_path, tiny(steps=30_000), f"file://{tmp_path}/store/r", *QUIET) as started:
-        yield started
-
-
 def has(file: Path, text: str, times: int = 1) -> bool:
     return file.exists() and file.read_text().count(text) >= times
 
@@ -81,17 +74,18 @@ def test_ranks_stop_after_the_same_step_though_one_is_asked(tiny, tmp_path) -> N
 
 
 @pytest.mark.slow
-def test_an_elastic_worker_that_is_asked_to_stop_leaves_the_others(team, tmp_path) -> None:
-    other, leaver = team.start("a"), team.start("b")
+def test_an_elastic_worker_that_is_asked_to_stop_leaves_the_others(tiny, tmp_path) -> None:
     metrics = [tmp_path / name / "metrics.jsonl" for name in ("a", "b")]
-    team.until(lambda: all(has(file, '"workers": 2') for file in metrics))
-    leaver.send_signal(signal.SIGTERM)
-    check_said(leaver, tmp_path / "b")
-    # It said so, and was not found out by its silence.
-    until(lambda: has(tmp_path / "a" / "events.jsonl", '"left"'))
-    lines = metrics[0].read_text().count("\n")
-    until(lambda: has(metrics[0], "\n", lines + 5))
-    assert other.poll() is None
+    with Team(tmp_path, tiny(steps=30_000), f"file://{tmp_path}/store/r", *QUIET) as team:
+        other, leaver = team.start("a"), team.start("b")
+        team.until(lambda: all(has(file, '"workers": 2') for file in metrics))
+        leaver.send_signal(signal.SIGTERM)
+        check_said(leaver, tmp_path / "b")
+        # It said so, and was not found out by its silence.
+        until(lambda: has(tmp_path / "a" / "events.jsonl", '"left"'))
+        lines = metrics[0].read_text().count("\n")
+        until(lambda: has(metrics[0], "\n", lines + 5))
+        assert other.poll() is None
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -161,9 +155,8 @@ def test_output_that_is_lost_ends_no_training(tmp_path, command, folders, is_ful
 
 @pytest.mark.slow
 def test_a_command_whose_output_is_its_result_fails_where_it_is_lost() -> None:
-    plan = ["plan", "--parameters", "1B", "--layers", "4", "--step-time", "1s", "--json"]
-    plan += ["--bandwidth", "1Gbit/s", "--latency", "1ms", "--workers", "2"]
-    command = [sys.executable, "-m", "thinwire", *plan]
+    plan = "plan --model 250k --workers 2 --step-time 1s --bandwidth 1Gbit/s --json"
+    command = [sys.executable, "-m", "thinwire", *plan.split()]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1

@@ -55,13 +55,10 @@ def test_a_narrow_terminal_folds_names_and_cuts_no_number() -> None:
     measured = WorkerMetrics(loss=-1e9, tokens_per_s=1e9, sent_bytes=10**12, wait_s=9e4)
     name = "a worker with a name of 30 let"
     newest = roll(f"{name}:1", metrics={f"{name}:1": measured.describe()})
-    console = Console(width=80)
-    with console.capture() as captured:
-        console.print(bucket_page(of_bucket(newest), "run r"))
-    out = captured.get()
+    out = shown(of_bucket(newest), 80)
     assert max(map(len, out.splitlines())) <= 80
-    for shown in ("worker", "30 let", "-1e+09", "1B", "1 TB", "1.04 d", "trains"):
-        assert shown in out
+    for text in ("worker", "30 let", "-1e+09", "1B", "1 TB", "1.04 d", "trains"):
+        assert text in out
 
 
 # What is shown of a run over an object store, as far as its newest roll tells.
@@ -84,11 +81,15 @@ def of_bucket(
     return BucketStatus(roll=newest, roll_age_s=None if newest is None else age_s, calls=calls)
 
 
-def words(status: BucketStatus) -> str:
-    console = Console(width=120)
+def shown(status: BucketStatus, width: int = 120) -> str:
+    console = Console(width=width)
     with console.capture() as captured:
         console.print(bucket_page(status, "run r in s3://x"))
-    return " ".join(captured.get().split())
+    return captured.get()
+
+
+def words(status: BucketStatus) -> str:
+    return " ".join(shown(status).split())
 
 
 def states(found: BucketStatus) -> str:

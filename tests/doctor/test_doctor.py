@@ -39,6 +39,7 @@ from thinwire.security.token import Token
 
 SECRET = "a secret of many characters"
 TOKEN = Token(SECRET)
+Usage = namedtuple("Usage", "total used free")
 
 
 @pytest.fixture(autouse=True)
@@ -108,8 +109,7 @@ def test_the_token_is_there_or_it_says_how(monkeypatch, tmp_path) -> None:
 
 def test_a_folder_has_room_for_checkpoints_and_can_be_written_to(monkeypatch) -> None:
     for gib, status in ((0, "fail"), (0.99, "fail"), (1, "warn"), (9.9, "warn"), (10, "ok")):
-        usage = namedtuple("Usage", "total used free")(0, 0, int(gib * 2**30))
-        monkeypatch.setattr(shutil, "disk_usage", lambda _, usage=usage: usage)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=gib * 2**30: Usage(0, 0, free))
         assert look("folder").status == status
     refuse = mock.Mock(side_effect=PermissionError(13, "Permission denied"))
     monkeypatch.setattr(machine.tempfile, "TemporaryFile", refuse)
@@ -177,6 +177,7 @@ def test_where_nothing_fits_it_says_which_comes_closest_and_what_would_help() ->
         advice = finding.run.advice
         found = {row.choice.preset for row in (*advice.recommended, *advice.changes)}
         assert found
+        # Methods that an elastic run refuses are not offered.
         assert not {"ddp", "noloco", "demo", "decoupled_momentum"} & found
         if rate == 1e6:
             assert {change.quantity for change in advice.changes} >= {"bandwidth", "sync-every"}
@@ -243,17 +244,15 @@ def test_a_description_that_says_nothing_or_something_else_is_passed_over(fields
         assert "computed for 150m" in method_finding(LINK, ExpectedRun(), run).found
 
 
-def test_the_command_takes_the_flags_of_plan_or_says_what_is_wrong(
+def test_the_command_takes_the_flags_of_plan_and_names_one_that_joins(
     monkeypatch, capsys, tmp_path
 ) -> None:
     pytest.importorskip("obstore")
     monkeypatch.setenv("COLUMNS", "300")
     monkeypatch.setenv("THINWIRE_TOKEN", SECRET)
-    sizes = ["--parameters", "1B", "--layers", "10", "--workers", "3", "--step-time", "2s"]
-    url = f"file://{tmp_path}/store/r"
-    main(["doctor", url, *sizes])
+    url, size = f"file://{tmp_path}/store/r", "--parameters 1B --layers 10 --workers 3"
+    main(["doctor", url, *size.split(), "--step-time", "2s"])
     told = capsys.readouterr().out
-    assert "computed for 1B in 10 layers, 3 workers with this link, 2 s a step" in told
     assert "thinwire plan --parameters 1000000000 --layers 10 --workers 3 --step-time 2s" in told
     assert "what to run: busy 90 % of the time or more, least measured loss first" in told
     line = next(line for line in told.splitlines() if line.startswith("1  "))
@@ -265,12 +264,6 @@ def test_the_command_takes_the_flags_of_plan_or_says_what_is_wrong(
     capsys.readouterr()
     main(["doctor", url])
     assert f"1  thinwire join {where} --recipe paper --model 150m --m" in capsys.readouterr().out
-    for flags, why in [
-        ([url, "--parameters", "3"], "--parameters and without --layers"),
-        (["--workers", "2"], "--workers without an address"),
-    ]:
-        assert main(["doctor", *flags]) in (1, 2)
-        assert why in capsys.readouterr().err
 
 
 def test_the_command_shows_a_table_and_its_status_is_that_of_the_worst(
@@ -278,8 +271,7 @@ def test_the_command_shows_a_table_and_its_status_is_that_of_the_worst(
 ) -> None:
     pytest.importorskip("obstore")
     monkeypatch.setenv("COLUMNS", "100")
-    usage = namedtuple("Usage", "total used free")(0, 0, 2**40)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 2**40))
 
     def told(status: int, *arguments: str) -> str:
         assert main(["doctor", *arguments]) == status

@@ -14,10 +14,9 @@ def found(url: str) -> dict[str, tuple[str, str]]:
 
 
 def aws(monkeypatch, endpoint: str, **keys: str) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     for name, value in options_of(endpoint, **keys).items():
-        monkeypatch.setenv(
-            "AWS_ENDPOINT_URL" if name == "endpoint" else f"AWS_{name.upper()}", value
-        )
+        monkeypatch.setenv(f"AWS_{name.upper()}", value)
 
 
 def test_a_folder_is_fit_and_nothing_is_left_in_it(tmp_path) -> None:
@@ -41,8 +40,8 @@ def test_an_s3_server_is_fit_and_keys_that_may_only_read_are_named(monkeypatch, 
 def test_a_store_that_overwrites_is_not_fit_and_one_that_may_not_delete_is_a_warning(
     monkeypatch, tmp_path
 ) -> None:
-    async def heedless(self, key, payload, until_s, is_same) -> bool:
-        await self.replace(key, payload, until_s)
+    async def heedless(self, key, parts, until_s, is_same) -> bool:
+        await self.replace(key, *parts, until_s)
         return True
 
     async def refused(self, keys) -> bool:

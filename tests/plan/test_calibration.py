@@ -5,26 +5,21 @@ import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import thinwire as tw
-from plan_runs import make_config_fixture, simulated_fixture  # noqa: F401
+from plan_runs import corpus, simulated, tiny
 from plan_scenarios import peak_sent_after
+from run_folders import change
 from thinwire.plan.calibration import calibrate
 from thinwire.plan.link import Link
 from thinwire.plan.simulate import simulate
 
+__all__ = ["corpus", "simulated", "tiny"]
+
 METHODS = ("diloco", "streaming_diloco:tau=2", "muloco:bits=2", "ddp")
 NO_LIMIT = Link.of(math.inf)
-
-
-def change(folder: Path, name: str, **fields: Any) -> None:
-    """Give fields of a JSON file other values; None takes them away."""
-    held = json.loads((folder / name).read_text()) | fields
-    kept = {key: value for key, value in held.items() if value is not None}
-    (folder / name).write_text(json.dumps(kept))
 
 
 @pytest.fixture
@@ -34,18 +29,17 @@ def timed(simulated, tmp_path) -> Callable[..., Path]:
     def make(*, step_s: float, coding_s: float, wait_s: float, text: str = "diloco") -> Path:
         folder = tmp_path / "timed"
         shutil.copytree(simulated(text), folder)
-        change(folder, "summary.json", workers_here=1)
+        change(folder / "summary.json", workers_here=1)
         last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
         # In the first and in the third span something else was slow.
         slow = {1: (9.0, 5.0), 3: (7.0, 5.0)}
-        total, lines = dict.fromkeys(("rounds", "inner_s", "wait_s", "training_s"), 0.0), []
+        total, lines = dict.fromkeys(("inner_s", "wait_s", "training_s"), 0.0), []
         for step in range(1, last["step"] + 1):
             inner_s, more_s = slow.get(step, (step_s, 0.0))
-            total["rounds"] += 1
             total["inner_s"] += inner_s
             total["wait_s"] += wait_s + more_s
             total["training_s"] += inner_s + coding_s + wait_s + more_s
-            lines.append(json.dumps(last | {"step": step} | total))
+            lines.append(json.dumps(last | {"step": step, "rounds": step} | total))
         (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
         return folder
 
@@ -53,14 +47,14 @@ def timed(simulated, tmp_path) -> Callable[..., Path]:
 
 
 @pytest.mark.parametrize("text", METHODS)
-def test_bytes_method_and_model_are_those_of_the_run(simulated, make_config, text: str) -> None:
+def test_bytes_method_and_model_are_those_of_the_run(simulated, tiny, text: str) -> None:
     job = calibrate(simulated(text), step_s=0.5)
     summary = json.loads((simulated(text) / "summary.json").read_text())
     assert job.traffic.sent_after(13) == summary["sent_bytes_per_worker"] > 0
     assert job.traffic.received_after(13) == summary["received_bytes_per_worker"] > 0
     assert peak_sent_after(job.traffic, 13) == summary["peak_sent_bytes_per_step"]
-    assert job.method == make_config(text).method
-    assert (job.job.workers, job.steps, job.job.tokens_per_step) == (2, 13, 16)
+    assert job.method == tiny(text).method
+    assert (job.job.workers, job.steps, job.job.tokens_per_step) == (2, 13, 32)
     assert job.job.shape.parameters == summary["parameters"]
     assert job.measured.sent_nbytes == summary["sent_bytes_per_worker"]
 
@@ -120,7 +114,7 @@ def refused(folder: Path) -> str:
 )
 def test_contents_that_do_not_fit_are_refused(timed, name: str, fields, reason: str) -> None:
     folder = timed(step_s=1, coding_s=0, wait_s=0)
-    change(folder, name, **fields)
+    change(folder / name, **fields)
     assert reason in refused(folder)
 
 

@@ -105,16 +105,25 @@ def settled(page: Any) -> None:
 
 
 def section(page: Any, title: str) -> Any:
+    settled(page)
     return page.locator(".chart", has=page.get_by_role("heading", name=title, exact=True))
 
 
+def plot(page: Any, title: str, script: str, *given: Any) -> Any:
+    return section(page, title).locator(".plot").evaluate(script, *given)
+
+
 def drawn(page: Any, title: str) -> list[dict[str, Any]]:
-    return section(page, title).locator(".plot").evaluate("(plot) => plot.data")
+    return plot(page, title, "(plot) => plot.data")
 
 
 def scale(page: Any, title: str) -> list[float]:
     ask = "({ uplot: { scales } }) => [scales.x.min, scales.x.max, scales.y.min, scales.y.max]"
-    return section(page, title).locator(".plot").evaluate(ask)
+    return plot(page, title, ask)
+
+
+def visible(page: Any, selector: str) -> list[str]:
+    return [its.inner_text() for its in page.query_selector_all(selector) if its.is_visible()]
 
 
 @pytest.mark.parametrize("width", [400, 800, 1600])
@@ -140,11 +149,6 @@ def test_nothing_overflows_or_is_empty_or_without_a_label_at_any_width(page, wid
     labels = page.evaluate("[...document.querySelectorAll('.plot')].map((e) => e.ariaLabel)")
     assert all(len(label) > 80 and label.count(".") > 1 for label in labels)
     assert len(set(labels)) == len(labels) == 7
-    levels = page.evaluate(
-        "[...document.querySelectorAll('h1, h2, h3')].map((h) => Number(h.tagName[1]))"
-    )
-    assert levels[0] == 1
-    assert all(low - high <= 1 for high, low in itertools.pairwise(levels))
 
 
 PIXELS = """(plot, name) => {
@@ -169,7 +173,7 @@ def test_colours_follow_the_scheme(page, scheme: str, ground: str) -> None:
     settled(page)
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == ground
     for name in ("--series-0", "--series-1", "--line", "--text"):
-        assert section(page, TOKENS).locator(".plot").evaluate(PIXELS, name) > 50
+        assert plot(page, TOKENS, PIXELS, name) > 50
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -188,6 +192,7 @@ def test_axe_finds_nothing(browser, file, scheme: str) -> None:
 
 def test_the_link_is_the_readers_and_its_timeline_shows_where_the_time_goes(page) -> None:
     def seconds() -> list[float]:
+        settled(page)
         cells = page.query_selector_all("#on-link tbody td:nth-child(2)")
         return [float(cell.get_attribute("data-value")) for cell in cells]
 
@@ -195,7 +200,6 @@ def test_the_link_is_the_readers_and_its_timeline_shows_where_the_time_goes(page
     ends = {curve["meta"]["variant"]: curve["x"][-1] for curve in curves}
     assert [ends[variant] for variant in range(7)] == pytest.approx(before)
     page.fill("#bandwidth", "1")
-    settled(page)
     slow = seconds()
     assert all(late > early for late, early in zip(slow, before, strict=True))
     widths = page.evaluate(
@@ -210,12 +214,10 @@ def test_the_link_is_the_readers_and_its_timeline_shows_where_the_time_goes(page
     assert page.locator("#lane-link i").count() > 1
     assert page.locator("#lane-worker .waiting").count() > 0
     page.select_option("#topology", list(TOPOLOGIES)[-1])
-    settled(page)
     assert seconds() != slow
     page.fill("#bandwidth", "0")
-    settled(page)
-    assert "take more than 0" in page.inner_text("#link-told")
     assert len(drawn(page, ON_LINK)) == len(curves)
+    assert "take more than 0" in page.inner_text("#link-told")
     page.focus("#bandwidth-range")
     page.keyboard.press("ArrowRight")
     settled(page)
@@ -227,32 +229,27 @@ def test_methods_and_axes_can_be_chosen(page) -> None:
     before, place = drawn(page, TOKENS), section(page, TOKENS).get_attribute("id")
     every = [trace["name"] for trace in before]
     page.uncheck("input[data-variant='0']")
-    settled(page)
     after = drawn(page, TOKENS)
     variants = [{trace["meta"]["variant"] for trace in its} for its in (before, after)]
     assert variants[0] - variants[1] == {0}
     # Many are chosen at once.
     page.click("button[data-tick='']")
-    settled(page)
     assert drawn(page, TOKENS) == []
     empty = "getComputedStyle(document.querySelector('.plot'), '::before').content"
     assert "None of the methods shown has this." in page.evaluate(empty)
     front = page.get_by_role("button", name="the Pareto front")
     front.focus()
     page.keyboard.press("Enter")
-    settled(page)
     line, *dots = drawn(page, FRONT)
     assert {dot["name"] for dot in dots} == {trace["name"] for trace in drawn(page, TOKENS)}
     points = {(dot["x"][0], dot["y"][0]) for dot in dots}
     assert points == set(zip(line["x"], line["y"], strict=True))
     page.get_by_role("button", name="all", exact=True).click()
-    settled(page)
     assert [trace["name"] for trace in drawn(page, TOKENS)] == every
     page.uncheck("input[data-variant='0']")
     page.select_option(f"#{place} select.y", "training")
     page.select_option(f"#{place} select.x", "seconds")
     page.check(f"#{place} .log-x")
-    settled(page)
     training = drawn(page, "Training loss against wall-clock of the run itself")
     assert [trace["x"] for trace in training] == [[3.5, 10, 11.5]] * len(training)
     assert all(a["y"] != b["y"] for a, b in zip(training, after, strict=True))
@@ -279,7 +276,7 @@ def test_a_chart_is_read_and_zoomed(page) -> None:
     name = chart.locator(".u-legend button").first
     name.press("Enter")
     ask = "(plot) => plot.uplot.series.filter(({ show }) => !show).length"
-    assert chart.locator(".plot").evaluate(ask) == 1
+    assert plot(page, TOKENS, ask) == 1
     assert name.get_attribute("aria-pressed") == "false"
     whole = scale(page, TOKENS)
     box = chart.locator(".u-over").bounding_box()
@@ -287,12 +284,10 @@ def test_a_chart_is_read_and_zoomed(page) -> None:
     page.mouse.down()
     page.mouse.move(box["x"] + 500, box["y"] + 250, steps=4)
     page.mouse.up()
-    settled(page)
     zoomed = scale(page, TOKENS)
     assert whole[0] < zoomed[0] < zoomed[1] < whole[1]
     assert whole[2] < zoomed[2] < zoomed[3] < whole[3]
     page.mouse.dblclick(box["x"] + 300, box["y"] + 150)
-    settled(page)
     assert scale(page, TOKENS) == whole
 
 
@@ -318,43 +313,38 @@ def test_a_table_is_sorted_and_copied_by_the_keyboard(page) -> None:
     assert {line.count("\t") for line in lines} == {13}
 
 
-def scenarios() -> Generator[tuple[int, Scenario, str]]:
-    ring, crowded = list(TOPOLOGIES).index("ring"), presets.from_text("streaming_diloco")
-    late = presets.from_text("diloco", sync_every=5)
-    played = [
-        (crowded, dataclasses.replace(crowded.overlap, tau=29), 3, 151, ring, 4),
-        (late, Delay(tau=4), 3, 23, ring, 6),
-    ]
-    names = "ddp diloco sparseloco streaming_diloco:tau=2 streaming_muloco muloco:bits=2"
-    for number, text in enumerate(names.split()):
-        method = presets.from_text(text)
-        for workers in (1 + number % 2, 7):
-            place, steps = number + workers, (1, 31, 97)[(number + workers) % 3]
-            played.append((method, method.overlap, workers, steps, place, 5 + number % 4))
-    for method, overlap, workers, steps, place, power in played:
-        method = dataclasses.replace(method, overlap=overlap)
+STREAMED = ("streaming_diloco:tau=2", "streaming_muloco")
+METHODS = ("ddp", "diloco", "sparseloco", "muloco:bits=2", *STREAMED)
+
+
+def scenarios() -> Generator[tuple[int, Scenario]]:
+    crowded, late = presets.from_text("streaming_diloco"), presets.from_text("diloco", sync_every=5)
+    crowded = dataclasses.replace(crowded, overlap=dataclasses.replace(crowded.overlap, tau=29))
+    late = dataclasses.replace(late, overlap=Delay(tau=4))
+    ring, *_ = TOPOLOGIES.values()
+    played = [(crowded, ring, (3, 151), 4), (late, ring, (3, 23), 6)]
+    teams = [(1, 31), (2, 1), (7, 97)]
+    mixed = itertools.product(map(presets.from_text, METHODS), TOPOLOGIES.values(), teams)
+    played += [(*each, 5 + number % 4) for number, each in enumerate(mixed)]
+    for method, topology, (workers, steps), power in played:
         freight = traffic(method, shape(), workers=workers)
-        name = list(TOPOLOGIES)[place % len(TOPOLOGIES)]
-        link = {"link": Link.of(10**power, latency_s=0.011), "topology": TOPOLOGIES[name]}
-        scenario = Scenario(traffic=freight, compute=Compute(step_s=0.037), **link)
-        yield steps, scenario, name
+        over = {"link": Link.of(10**power, latency_s=0.011), "topology": topology}
+        yield steps, Scenario(traffic=freight, compute=Compute(step_s=0.037), **over)
 
 
 def test_the_page_simulates_as_the_planner_does(browser) -> None:
     page = browser.new_page()
     page.add_script_tag(content=files("thinwire.report").joinpath("link.js").read_text())
-    for steps, scenario, name in scenarios():
+    for steps, scenario in scenarios():
         link = {"latency": scenario.link.latency_s, "step": scenario.compute.step_s}
+        link |= {"rate": scenario.link.up_bits_per_s, "topology": scenario.topology.name}
         found = page.evaluate(
             """([replay, link]) => {
                 const run = thinwire.simulate(replay, link);
                 const busy = run.transfers.map(({ from, to }) => [from, to]);
                 return { wall: run.wall, at: [...run.at], busy, shares: thinwire.shares(run) };
             }""",
-            [
-                replay_of(scenario.traffic, steps),
-                link | {"rate": scenario.link.up_bits_per_s, "topology": name},
-            ],
+            [replay_of(scenario.traffic, steps), link],
         )
         outcome = simulate(scenario, steps=steps)
         assert found["wall"] == pytest.approx(outcome.wall_s, rel=1e-6)
@@ -367,10 +357,6 @@ def test_the_page_simulates_as_the_planner_does(browser) -> None:
         busy = [time for begun, freed in pairs if freed > begun for time in (begun, freed)]
         assert list(itertools.chain(*found["busy"])) == pytest.approx(busy, rel=1e-6)
     page.close()
-
-
-def visible(page: Any, selector: str) -> list[str]:
-    return [its.inner_text() for its in page.query_selector_all(selector) if its.is_visible()]
 
 
 def test_a_narrow_window_shows_what_matters_first_and_the_rest_by_the_keyboard(
