@@ -27,10 +27,17 @@ from bucket_workers import (
     write,
 )
 from processes import until
+from thinwire.elastic.alive import LostWorkers
+from thinwire.elastic.group import StoreGroup
+from thinwire.elastic.run_objects import RunObjects
+from thinwire.elastic.timeouts import Timeouts
 from thinwire.plan.job import meeting_requests
 from thinwire.plan.shape import Shape
 from thinwire.plan.traffic import traffic
 from thinwire.security.sealing import SEAL_NBYTES
+from thinwire.transport import RoundTag
+from thinwire.transport.base import to_all
+from thinwire.transport.object_store import ObjectStore
 from toy import build_model
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -159,6 +166,24 @@ def test_shards_that_come_too_late_are_left_out_by_all_of_their_owners() -> None
     # On a busy machine its result is late, too, and the round is discarded.
     assert version in (3, 4)
     assert version == 3 or [list(worker.left_out()) for worker in running] == [[1]] * 3
+
+
+def test_a_lone_worker_tells_its_rounds_apart() -> None:
+    objects = RunObjects(ObjectStore(memory()), "a-run", None)
+    timeouts = Timeouts(floor_s=5, patience=0.5, unmeasured_s=5, fixed_s=None)
+    group = StoreGroup(objects, ["a"], 0, timeouts, LostWorkers(objects, 5))
+
+    def posts(payload: torch.Tensor):
+        yield to_all(payload, 0, 1)
+        return lambda: payload
+
+    sent = {what: torch.full((7,), ord(what), dtype=torch.uint8) for what in "ab"}
+    rounds = [group.run(posts(sent[what]), RoundTag(what=what, round=1)) for what in "ba"]
+    for each in rounds:
+        each.wait()
+    # As they are applied, which is not as they were sent where one was discarded and sent again.
+    assert [group.place_of([sent[what]]).split("/")[3] for what in "ab"] == ["a", "b"]
+    group.close()
 
 
 # -- workers that stay -----------------------------------------------------------------------------

@@ -132,8 +132,11 @@ class StoreGroup:
         """Prefix of the names of a finished round's messages; "" if they came from elsewhere."""
         for key, answers in self._answers.items():
             for place, answer in answers:
-                is_whole = len(messages) == len(self.names)
-                if is_whole and all(messages[rank] is each for rank, each in answer.items()):
+                same = (
+                    messages[k] is each or torch.equal(messages[k].cpu(), each)
+                    for k, each in answer.items()
+                )
+                if len(messages) == len(self.names) and all(same):
                     del self._answers[key]
                     return place
         return ""
@@ -183,7 +186,9 @@ class StoreGroup:
         found, is_mine = await self._swapped(tag, roll, swap, nbytes, absent_s)
         received = self._judged(tag, post, found, is_mine=is_mine)
         if post.is_to_all(len(self.names)):
-            self._answers.get((tag.what, tag.round), []).append((base, received))
+            # A lone worker receives nothing: its own message tells its rounds apart.
+            answer = received or post.to
+            self._answers.get((tag.what, tag.round), []).append((base, answer))
         return received
 
     def _judged(
