@@ -3,18 +3,16 @@
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import obstore
-import pytest
 import torch
 
 import elastic_hub
 import thinwire as tw
 from elastic_twin import ElasticHub
-from thinwire.elastic import session, transport
 from thinwire.elastic.timeouts import ElasticOptions
 from thinwire.transport import Elastic
 from toy import Team, adamw, build_model, descend, loss
@@ -28,21 +26,8 @@ SNAPSHOT_AFTER = 2.0  # of every worker, by its bytes
 _BUILDING = threading.Lock()  # models are made by a generator that all threads share
 
 
-@pytest.fixture(name="quick")
-def quick_fixture(monkeypatch) -> None:
-    """Workers of one process need no seconds to find each other."""
-    monkeypatch.setattr(session, "_SETTLE_S", 0.05)
-    monkeypatch.setattr(session, "_LEAST_TURN_S", 0.1)
-    monkeypatch.setattr(transport, "_UNMEASURED_ROUND_S", 1.0)
-
-
 def memory() -> Any:
     return obstore.store.MemoryStore()
-
-
-@pytest.fixture(name="store")
-def store_fixture() -> Any:
-    return memory()
 
 
 def method(**fields) -> tw.Method:
@@ -64,13 +49,8 @@ def write(store: Any, key: str, payload: bytes) -> None:
 class Worker:
     """A worker with a model, that trains in a thread of its own.
 
-    Args:
-        store: of the run.
-        identity: its own.
-        described: the method.
-        number: of its data among those of `of` workers.
-        least_wait_s: long enough that no thread of a busy machine is late, unless it is to be.
-        options: further ones of `ElasticOptions`.
+    It has the data of `number` among `of` workers; `least_wait_s` is long enough that no thread of
+    a busy machine is late, unless it is to be; `options` are further ones of `ElasticOptions`.
     """
 
     def __init__(
@@ -87,15 +67,10 @@ class Worker:
         **options: Any,
     ) -> None:
         self.number, self.of, self.identity = number, of, identity
-        self.transport = Elastic(
-            store,
-            run="a-run",
-            token=token,
-            identity=identity,
-            options=ElasticOptions(**{"give_up_s": UP_S, **options}),
-            least_wait_s=least_wait_s,
-            snapshot_after=SNAPSHOT_AFTER,
-        )
+        known = {"run": "a-run", "token": token, "identity": identity}
+        known |= {"least_wait_s": least_wait_s, "snapshot_after": SNAPSHOT_AFTER}
+        chosen = ElasticOptions(**{"give_up_s": UP_S, **options})
+        self.transport = Elastic(store, options=chosen, **known)
         self.objects = self.transport._store
         self.is_stopped = threading.Event()
         self.transport.leave_when(self.is_stopped.is_set)
@@ -122,13 +97,13 @@ class Worker:
                 self.loop.step()
                 self._note()
             self.loop.flush()
-            self._note()
-            return self.loop.digest()
+            return self._note()
         finally:
             self.loop.close()
 
-    def _note(self) -> None:
-        self.digests[self.state.version] = self.loop.digest()
+    def _note(self) -> str:
+        self.digests[self.state.version] = digest = self.loop.digest()
+        return digest
 
     def start(self, steps: int) -> "Worker":
         def work() -> None:
@@ -142,21 +117,13 @@ class Worker:
 
     def digest(self, timeout_s: float = UP_S) -> str:
         """That it ends with, once it has; or what stopped it."""
-        if (error := self._outcome(timeout_s)) is not None:
-            raise error
-        return self._ended.result()
+        return self._ended.result(timeout_s)
 
-    def error(self) -> BaseException:
-        """What stops it."""
-        found = self._outcome(UP_S)
-        assert found is not None, "it ended as if nothing was wrong"
-        return found
-
-    def _outcome(self, timeout_s: float) -> BaseException | None:
-        try:
-            return self._ended.exception(timeout_s)
-        except TimeoutError:
-            raise AssertionError(f"{self.identity} goes on, at {self.version}") from None
+    def fails(self, kind: type[Exception], *words: str) -> None:
+        """Wait until it ends with an error that has these words."""
+        error = self._ended.exception(UP_S)
+        assert isinstance(error, kind), error
+        assert [word for word in words if word not in str(error)] == []
 
     @property
     def has_ended(self) -> bool:
@@ -168,9 +135,6 @@ class Worker:
 
     def events(self, kind: str) -> list[Any]:
         return [event for event in self.transport.events.events if event.kind == kind]
-
-    def left_out(self) -> Mapping[str, Any]:
-        return self.loop.stats.left_out
 
     def before(
         self, request: str, concerned: Callable[[str], bool], act: Callable[[str], Awaitable[Any]]
@@ -185,13 +149,15 @@ class Worker:
 
         setattr(self.objects, request, asked)
 
-    def sends(self, concerned: Callable[[str], bool], change: Callable[[bytes], bytes]) -> None:
+    def sends(
+        self, concerned: Callable[[str], bool], change: Callable[[bytearray], bytearray]
+    ) -> None:
         """Change the objects `concerned` on their way into the store."""
         real = self.objects.put
 
         async def put(key: str, parts: Any, *args: Any, **kwargs: Any) -> bool:
             if concerned(key) and any(map(len, parts)):
-                parts = [memoryview(change(b"".join(parts)))]
+                parts = [memoryview(change(bytearray(b"".join(parts))))]
             return await real(key, parts, *args, **kwargs)
 
         self.objects.put = put  # type: ignore[method-assign]
@@ -226,6 +192,11 @@ def workers(store: Any, count: int, described: tw.Method | None = None, **fields
     ]
 
 
+def started(running: Sequence[Worker], steps: int) -> None:
+    for worker in running:
+        worker.start(steps)
+
+
 def ended(running: Sequence[Worker]) -> list[str]:
     """The digests of workers, in the end."""
     try:
@@ -244,7 +215,8 @@ def slowly(*running: Worker, seconds: float = 0.03, steps: int = LONG) -> None:
 
 def train(running: Sequence[Worker], steps: int) -> list[str]:
     """Train all of them to the end; returns their digests."""
-    return ended([worker.start(steps) for worker in running])
+    started(running, steps)
+    return ended(running)
 
 
 def fixed_digest(described: tw.Method, count: int, steps: int, *, model=build_model) -> str:

@@ -1,20 +1,21 @@
 """Workers that share an object store: memory, a folder, a real S3 server that makes mistakes."""
 
-import contextlib
 import gc
 import json
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
 
-import bucket_ranks
+import meeting_ranks
 import thinwire as tw
 from bucket_workers import SECRET, memory, names_in, read, write
 from forked import Forked
+from meeting_ranks import STEPS
 from processes import ended, fork_worker, promptly, run_workers, until
 from s3_server import Proxy, in_aws, options_of, s3_fixture  # noqa: F401 - the fixture
 from thinwire.elastic.timeouts import ElasticOptions
@@ -35,38 +36,31 @@ from thinwire.transport.sealed_objects import name_part
 from toy import adamw, build_model
 
 
-def worker_of(store: Any, *, timeout_s: float = 20.0, **fields) -> Elastic:
+def team(store: Any, workers: int, *, timeout_s: float = 20.0, **fields) -> list[Elastic]:
     given = {"run": "a-run", "options": ElasticOptions(timeout_s=timeout_s), **fields}
-    return Elastic(store, **given)
-
-
-def team(store: Any, workers: int, **fields) -> list[Elastic]:
-    return [worker_of(store, worker=rank, workers=workers, **fields) for rank in range(workers)]
+    return [Elastic(store, worker=rank, workers=workers, **given) for rank in range(workers)]
 
 
 def on_s3(name: str, endpoint: str, **fields) -> list[Elastic]:
     return team(f"s3://{name}", 2, store_options=options_of(endpoint), **fields)
 
 
-def exchange(transport: Elastic, round: int = 1, nbytes: int = 9) -> Round:
-    tag = RoundTag(what="x", round=round)
-    rank = transport.rank
-    return transport.run(gathered(payload_of(rank, nbytes), rank, transport.world_size), tag)
-
-
-def rounds(transports: Sequence[Elastic], last: int) -> None:
-    """Rounds 1 to `last`, every worker in a thread of its own."""
-
-    def work(transport: Elastic) -> None:
-        for number in range(1, last + 1):
-            exchange(transport, number).wait()
-
-    at_once(work, transports)
+def exchange(transport: Elastic, round: int = 1, nbytes: int = 9, to: int | None = None) -> Round:
+    """A gather, or a swap with worker `to`."""
+    rank, workers = transport.rank, transport.world_size
+    payload = payload_of(rank, nbytes)
+    posts = gathered(payload, rank, workers) if to is None else swapped(payload, rank, to)
+    return transport.run(posts, RoundTag(what="x", round=round))
 
 
 def at_once(work: Callable[[Any], Any], given: Sequence[Any]) -> list[Any]:
     with ThreadPoolExecutor(len(given)) as threads:
         return list(threads.map(work, given))
+
+
+def rounds(transports: Sequence[Elastic], last: int) -> None:
+    """Rounds 1 to `last`, every worker in a thread of its own."""
+    at_once(lambda t: [exchange(t, n).wait() for n in range(1, last + 1)], transports)
 
 
 S3_OF_TWO = pytest.param(2, SECRET, "s3", marks=pytest.mark.xdist_group("s3"))
@@ -99,19 +93,19 @@ def test_processes_that_share_a_store_reach_the_digests_of_one_process(
     if store == "s3":
         place |= in_aws(request.getfixturevalue("s3"))
         place["THINWIRE_AT"] = f"s3://run/digests{workers}/run"
-    processes = run_workers("bucket_ranks.py", "train", workers, **place)
-    expected, steps = bucket_ranks.in_one_process(workers), bucket_ranks.STEPS
+    processes = run_workers("meeting_ranks.py", "train", workers, **place)
+    expected = meeting_ranks.in_one_process(workers)
     shape, added = Shape.of_model(build_model()), 0 if token is None else SEAL_NBYTES
     for worker, process in enumerate(processes):
         assert process.returncode == 0, process.stderr
         for number, told in enumerate(json.loads(process.stdout)):
             assert told["digest"] == expected[number][worker]
-            method = bucket_ranks.METHODS[number]
+            method = meeting_ranks.METHODS[number]
             plan = traffic(method, shape, workers=workers, rank=worker, added_nbytes=added)
-            assert told["sent_bytes"] == plan.sent_after(steps)
-            assert told["received_bytes"] == plan.received_after(steps)
-            assert told["requests"]["puts"] == plan.puts_after(steps)
-            assert told["requests"]["gets"] == plan.gets_after(steps)
+            assert told["sent_bytes"] == plan.sent_after(STEPS)
+            assert told["received_bytes"] == plan.received_after(STEPS)
+            assert told["requests"]["puts"] == plan.puts_after(STEPS)
+            assert told["requests"]["gets"] == plan.gets_after(STEPS)
             assert told["requests"]["deletes"] < told["requests"]["puts"]
     if store == "folder":
         written = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
@@ -120,15 +114,16 @@ def test_processes_that_share_a_store_reach_the_digests_of_one_process(
 
 
 def test_workers_of_two_ddp_ranks_send_everything_once(tmp_path) -> None:
-    place = {"THINWIRE_AT": f"file://{tmp_path}/run", "PORTS": "0"}
-    processes = run_workers("rendezvous_ranks.py", "train_ddp", 2, ranks=2, **place)
-    told = [json.loads(process.stdout)["diloco"] for process in processes]
-    assert len({each["digest"] for each in told}) == 1, [process.stderr for process in processes]
-    plan = traffic(bucket_ranks.METHODS[0], Shape.of_model(build_model()), workers=2)
+    place = {"THINWIRE_AT": f"file://{tmp_path}/run", "METHODS": "0"}
+    processes = run_workers("meeting_ranks.py", "train_ddp", 2, ranks=2, **place)
+    assert {process.returncode for process in processes} == {0}, processes[0].stderr
+    told = [json.loads(process.stdout)[0] for process in processes]
+    assert len({each["digest"] for each in told}) == 1
+    plan = traffic(meeting_ranks.METHODS[0], Shape.of_model(build_model()), workers=2)
     # Each rank's part of a message is a message.
-    whole, parts = plan.sent_after(9), [each["sent_bytes"] for each in told]
+    whole, parts = plan.sent_after(STEPS), [each["sent_bytes"] for each in told]
     assert [sum(parts[:2]), sum(parts[2:])] == [whole, whole]
-    assert [each["requests"]["puts"] for each in told] == [plan.puts_after(9)] * 4
+    assert [each["requests"]["puts"] for each in told] == [plan.puts_after(STEPS)] * 4
 
 
 @pytest.mark.slow_cases("5", "8-diloco")
@@ -138,9 +133,9 @@ def test_a_killed_worker_goes_on_from_its_checkpoint_while_the_others_wait(
     tmp_path, method: int, kill_at: int
 ) -> None:
     def start(worker: int, **more: str) -> Forked:
-        own = {"METHOD": str(method), "CHECKPOINT": str(tmp_path / f"{worker}.pt"), **more}
+        own = {"METHODS": str(method), "CHECKPOINT": str(tmp_path / f"{worker}.pt"), **more}
         place = {"THINWIRE_AT": f"file://{tmp_path}/shared/run"}
-        case = ("bucket_ranks.py", "train_with_checkpoints")
+        case = ("meeting_ranks.py", "train_with_checkpoints")
         (process,) = fork_worker(*case, worker, 2, **place, **own)
         return process
 
@@ -149,47 +144,38 @@ def test_a_killed_worker_goes_on_from_its_checkpoint_while_the_others_wait(
     assert killed.returncode < 0
     first, again = ended([first, start(1)])
     told = [first.stdout.strip(), again.stdout.strip()]
-    assert told == bucket_ranks.in_one_process(2)[method], first.stderr + again.stderr
+    assert told == meeting_ranks.in_one_process(2)[method], first.stderr + again.stderr
 
 
-def test_old_messages_are_deleted_and_the_latest_stay() -> None:
-    store, keep = memory(), 3
-    transports = team(store, 3, keep=keep)
+def test_old_messages_are_deleted_and_the_latest_stay(tmp_path) -> None:
+    keep = 3
+    transports = team(f"file://{tmp_path}", 3, keep=keep)
     rounds(transports, 8)
-    left = {path.split("/")[4] for path in names_in(store)}
-    # What is read in the last round is deleted at the beginning of the next one.
-    assert left == {f"{number:08}" for number in range(8 - keep, 9)}
+    # What is read in the last round is deleted at the beginning of the next one; no empty folder
+    # is left.
+    left = [each.name for each in (tmp_path / "a-run/message/00000000/x").iterdir()]
+    assert sorted(left) == [f"{number:08}" for number in range(8 - keep, 9)]
     counts = [t.service_requests for t in transports]
     assert all(c["puts"] == 8 and c["gets"] == 16 for c in counts)
     assert all(c["deletes"] == 8 - keep - 1 for c in counts)
 
 
-def test_nothing_is_deleted_that_a_worker_may_still_read() -> None:
+def test_nothing_is_deleted_that_a_worker_may_still_read(store) -> None:
     """Worker 2 takes part in the first round only; the others swap on without it."""
-    store = memory()
     transports = team(store, 3, keep=1)
     rounds(transports, 1)
 
-    def swaps(transport: Elastic) -> None:
-        for number in range(2, 8):
-            tag = RoundTag(what="x", round=number)
-            rank = transport.rank
-            transport.run(swapped(payload_of(rank, 9), rank, 1 - rank), tag).wait()
-
-    at_once(swaps, transports[:2])
+    at_once(
+        lambda t: [exchange(t, number, to=1 - t.rank).wait() for number in range(2, 8)],
+        transports[:2],
+    )
     assert len([path for path in names_in(store) if "/x/00000001/" in path]) == 3
     assert not [path for path in names_in(store) if "/x/00000003/" in path]
 
 
-def test_a_folder_keeps_no_empty_folders(tmp_path) -> None:
-    rounds(team(f"file://{tmp_path}", 2, keep=1), 8)
-    assert len(list((tmp_path / "a-run" / "message" / "00000000" / "x").iterdir())) == 2
-
-
 def test_a_store_that_may_not_be_deleted_from_ends_no_run(s3) -> None:
     """Its keys may write and read."""
-    faults = Proxy(s3, lambda count, line: "403" if line.startswith("POST") else "")
-    with contextlib.closing(faults) as proxy:
+    with closing(Proxy(s3, lambda n, line: "403" if line.startswith("POST") else "")) as proxy:
         transports = on_s3("run/undeleted", proxy.endpoint, keep=1)
         rounds(transports, 8)
         assert [t.service_requests["deletes"] for t in transports] == [0, 0]
@@ -215,8 +201,7 @@ def loop(transport: Elastic, **fields) -> tw.OuterLoop:
     return tw.OuterLoop(model, adamw(model), method, transport=transport)
 
 
-def test_another_run_of_that_name_is_refused() -> None:
-    store = memory()
+def test_another_run_of_that_name_is_refused(store) -> None:
     at_once(loop, team(store, 2))
     first, _ = team(store, 2, timeout_s=5)
     with pytest.raises(tw.MismatchError, match=r"worker 0 of run 'a-run'.* has something else"):
@@ -226,27 +211,7 @@ def test_another_run_of_that_name_is_refused() -> None:
     at_once(lambda t: loop(t, sync_every=4), team(store, 2, run="another"))
 
 
-@pytest.mark.parametrize("differs", ["method", "token"])
-def test_workers_that_differ_are_all_told(differs: str) -> None:
-    store, tokens = memory(), [SECRET, "another secret of many" if differs == "token" else SECRET]
-    transports = [team(store, 2, token=token)[rank] for rank, token in enumerate(tokens)]
-
-    def refused(transport: Elastic) -> str:
-        sync_every = 4 + (transport.rank if differs == "method" else 0)
-        with pytest.raises((tw.MismatchError, tw.ExchangeError)) as found:
-            loop(transport, sync_every=sync_every)
-        return str(found.value)
-
-    for rank, said in enumerate(at_once(refused, transports)):
-        expected = {
-            "method": "differ in method.sync_every; because worker 0 has 4 and worker 1 has 5",
-            "token": f"what worker {1 - rank} sent for the workers' descriptions",
-        }
-        assert expected[differs] in said
-
-
-def test_what_is_sealed_opens_in_its_own_place_only() -> None:
-    store = memory()
+def test_what_is_sealed_opens_in_its_own_place_only(store) -> None:
     transports = team(store, 3, token=SECRET)
     rounds(transports, 1)
     # What worker 1 sent, in the place of worker 2.

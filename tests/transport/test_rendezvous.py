@@ -1,6 +1,7 @@
 import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -101,43 +102,44 @@ def test_it_listens_at_its_address_and_nowhere_else() -> None:
         transport.close()
 
 
-def run(case: str, workers: int, ranks: int) -> list[dict]:
-    ports = [free_port() for _ in range(4)]
+def run(case: str, ranks: int, methods: str = "0") -> list[list[Any]]:
+    """Two workers of so many ranks."""
+    ports = [free_port() for _ in range(6)]
     where = {"PORTS": " ".join(map(str, ports)), "THINWIRE_AT": f"tcp://127.0.0.1:{ports[0]}"}
-    processes = run_workers("rendezvous_ranks.py", case, workers, ranks=ranks, **where)
+    known = {"ranks": ranks, "METHODS": methods, **where}
+    processes = run_workers("meeting_ranks.py", case, 2, **known)
     assert {process.returncode for process in processes} == {0}, processes[0].stderr
     return [json.loads(process.stdout.splitlines()[-1]) for process in processes]
 
 
 @pytest.mark.slow
 def test_two_workers_of_two_fsdp_ranks_train_as_two_of_one_do() -> None:
-    whole = run("train", workers=2, ranks=1)
-    assert len({each["digest"] for each in whole}) == 1
-    split = run("train_sharded", workers=2, ranks=2)
+    (whole,), (other,) = run("train", ranks=1)
+    assert whole["digest"] == other["digest"]
+    split = [told for (told,) in run("train_sharded", ranks=2)]
     # Rank j of both workers has the same shard; together they are the model.
     assert split[0]["digest"] == split[2]["digest"] != split[1]["digest"] == split[3]["digest"]
-    for mine, theirs in zip(whole[0]["weights"], split[0]["weights"], strict=True):
+    for mine, theirs in zip(whole["weights"], split[0]["weights"], strict=True):
         assert torch.tensor(mine) == pytest.approx(torch.tensor(theirs), abs=1e-5)
 
 
 @pytest.mark.slow
 def test_ranks_that_hold_the_same_send_it_once() -> None:
     """As if a worker were one rank of twice the batch, bit for bit, and in as many bytes."""
-    divided = run("train_ddp", workers=2, ranks=3)
-    whole = run("train_ddp_undivided", workers=2, ranks=3)
-    for name in whole[0]:
-        assert len({each[name]["digest"] for each in divided[:3]}) == 1
-        assert [e[name]["digest"] for e in divided] == [e[name]["digest"] for e in whole], name
+    divided, whole = (run(case, 3, "0 2 4 5") for case in ("train_ddp", "train_ddp_undivided"))
+    for mine, theirs in zip(zip(*divided, strict=True), zip(*whole, strict=True), strict=True):
+        assert len({each["digest"] for each in mine[:3]}) == 1
+        assert [each["digest"] for each in mine] == [each["digest"] for each in theirs]
         for worker in range(2):
-            ranks = slice(3 * worker, 3 * worker + 3)
-            sent = [each[name]["sent_bytes"] for each in divided[ranks]]
-            assert sum(sent) == whole[3 * worker][name]["sent_bytes"], name
-            peaks = [each[name]["peak"] for each in divided[ranks]]
-            assert 0 <= sum(peaks) - whole[3 * worker][name]["peak"] < len(peaks)
+            ranks, alone = mine[3 * worker : 3 * worker + 3], theirs[3 * worker]
+            sent = [each["sent_bytes"] for each in ranks]
+            assert sum(sent) == alone["sent_bytes"]
             assert max(sent) - min(sent) <= 16
+            peak = sum(each["peak_sent_bytes_per_step"] for each in ranks)
+            assert 0 <= peak - alone["peak_sent_bytes_per_step"] < len(ranks)
 
 
 def test_ranks_that_hold_different_things_are_refused() -> None:
-    for told in run("differ", workers=2, ranks=2):
+    for told in run("differ", ranks=2):
         assert len(told) == 2
         assert all("its ranks 0 and 1 hold other parameters" in each for each in told)

@@ -8,15 +8,12 @@ import torch
 import thinwire as tw
 from changes import Change, Changing
 from exchanges import exchanged, state_of
-from forked import Forked
-from processes import ended, fork_worker, free_port
-from rendezvous_ranks import METHODS
 from thinwire.rejection import RejectReason
 from thinwire.testing.transports import gathered, payload_of, reduced, swapped
 from thinwire.transport import RoundTag, Sealed, in_process
 from thinwire.transport.base import to_all
 from thinwire.transport.sealed import sealed_by_default
-from toy import Team, adamw, build_model
+from toy import adamw, build_model
 
 SECRET = "a secret of many characters"
 TAG = RoundTag(what="x", round=1)
@@ -193,22 +190,3 @@ def test_a_token_in_the_environment_seals_what_a_script_without_a_transport_send
     monkeypatch.setenv("THINWIRE_TOKEN", "short")
     with pytest.raises(tw.ConfigurationError, match="5 characters"):
         sealed_by_default(first)
-
-
-def trained(*tokens: str) -> list[Forked]:
-    where = {"THINWIRE_AT": f"tcp://127.0.0.1:{free_port()}"}
-    case = ("rendezvous_ranks.py", "train")
-    started = [
-        fork_worker(*case, worker, len(tokens), THINWIRE_TOKEN=token, **where)
-        for worker, token in enumerate(tokens)
-    ]
-    return ended([process for worker in started for process in worker], timeout_s=60)
-
-
-def test_processes_with_a_token_reach_the_digest_of_one_process_without() -> None:
-    expected = Team(METHODS["diloco"], adamw, 2).train(9).loops[0].digest()
-    for process in trained(SECRET, SECRET):
-        assert f'"digest": "{expected}"' in process.stdout, process.stderr
-    for worker, process in enumerate(trained(SECRET, "another secret of many")):
-        assert process.returncode != 0
-        assert f"what worker {1 - worker} sent for the workers' descriptions" in process.stderr
