@@ -83,6 +83,11 @@ class Player:
         return dict(self.state.capture().tensors)
 
 
+def meet(hub: ElasticHub, players: Iterable[Player]) -> None:
+    """Let these take part from the next round on."""
+    hub.set_members(*(player.node for player in players))
+
+
 def begin(players: Iterable[Player]) -> None:
     for player in players:
         player.loop.begin()
@@ -137,7 +142,7 @@ def flush(players: Sequence[Player]) -> None:
 def crew(hub: ElasticHub, method, workers: int, **options) -> list[Player]:
     """Workers that have joined together."""
     players = [Player(hub, f"w{k}", method, number=k, **options) for k in range(workers)]
-    hub.set_members(*(p.node for p in players))
+    meet(hub, players)
     for player in players:
         player.loop.join()
     return players

@@ -24,8 +24,8 @@ from thinwire.membership import (
     SharedState,
     WorkerMetrics,
 )
-from thinwire.transport import Post, Posts, RoundTag, Transport
-from thinwire.transport.base import Received, Round, RunningExchange
+from thinwire.transport import Posts, RoundTag, Transport
+from thinwire.transport.base import Round, RunningExchange
 from thinwire.transport.in_process import answers_of
 
 T = TypeVar("T")
@@ -34,8 +34,7 @@ T = TypeVar("T")
 class ElasticHub:
     """Connects K elastic workers that share a thread, and does to them what a network would.
 
-    There is no lighthouse, heartbeat or timeout: between rounds, a test sets the members and the
-    attributes below.
+    There is no timeout: between rounds, a test sets the members and the attributes below.
     """
 
     def __init__(self) -> None:
@@ -47,12 +46,11 @@ class ElasticHub:
         self.heal_by = "records"  # where all are known, or "snapshot"
         self.records: dict[int, RoundRecord] = {}  # by the version after them
         self.shares: list[int] = []  # that were dealt
-        self._members: list[HubTransport] = []
         self.broken = False  # whether all are told in the next round that they have a new group
+        self._members: list[HubTransport] = []
         self._exchanges: dict[tuple[int, int], _HubExchange] = {}
-        self._rounds = 0
         self._arrived: list[str] = []
-        self._step = self._dealt = 0
+        self._rounds = self._step = self._dealt = 0
         self._changed = False
         self._phase = Phase.JOIN
 
@@ -86,13 +84,6 @@ class ElasticHub:
         known = {"phase": self._phase, "step": self._step, "dealt": self._dealt, "names": names}
         yield Go(RoundPlan(changed=self._changed, joins=joins, **known))
 
-    def exchange_of(self, node: "HubTransport", tag: RoundTag) -> "_HubExchange":
-        """The exchange that is next for `node`, which the first of its group begins."""
-        key = (node.group, next(node.counter))
-        exchange = self._exchanges.setdefault(key, _HubExchange(self, node.members, tag))
-        assert (exchange.tag.what, exchange.tag.round) == (tag.what, tag.round), node.name
-        return exchange
-
     def _open_round(self, state: SharedState, phase: Phase) -> None:
         self._rounds += 1
         self._changed, self.broken = self.broken, False
@@ -114,6 +105,13 @@ class ElasticHub:
             yield Replay([self.records[version] for version in missed], there)
         else:
             yield Load(leader.capture())
+
+    def exchange_of(self, node: "HubTransport", tag: RoundTag) -> "_HubExchange":
+        """The exchange that is next for `node`, which the first of its group begins."""
+        key = (node.group, next(node.counter))
+        exchange = self._exchanges.setdefault(key, _HubExchange(self, node.members, tag))
+        assert (exchange.tag.what, exchange.tag.round) == (tag.what, tag.round), node.name
+        return exchange
 
 
 class HubTransport(Transport, Membership):
@@ -139,11 +137,10 @@ class HubTransport(Transport, Membership):
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
         """Hand the exchange to the hub; it is carried when a worker waits for it."""
         running = RunningExchange(posts)
-        if running.post is None:
-            return running
-        exchange = self.hub.exchange_of(self, tag)
-        exchange.running[self.rank] = running
-        running.arrive = partial(exchange.arrive, self.rank)
+        if running.post is not None:
+            exchange = self.hub.exchange_of(self, tag)
+            exchange.running[self.rank] = running
+            running.arrive = partial(exchange.arrive, self)
         return running
 
     def join(self, state: SharedState) -> None:
@@ -173,43 +170,36 @@ class _HubExchange:
         self.running: dict[int, RunningExchange[Any]] = {}
         self.error: ThinwireError | None = None
 
-    def arrive(self, rank: int) -> None:
+    def arrive(self, node: HubTransport) -> None:
         """Carry all requests, unless that was done before."""
-        self.carry()
-        if self.error is not None:
-            raise self.error
-        if self.members[rank].name in self.hub.uninformed:
-            self.hub.broken = True
-            raise _discarded(self.tag, "what the others put did not reach this worker")
-
-    def carry(self) -> None:
         assert len(self.running) == len(self.members), "call begin on all before finish on any"
-        everyone = [self.running[rank] for rank in range(len(self.members))]
         try:
-            if self.error is None and self.hub.discards(self.tag):
-                raise _discarded(self.tag, "the test discards it")
-            while self.error is None and any(running.post is not None for running in everyone):
-                answers = self._answers([running.post for running in everyone])
-                for running, answer in zip(everyone, answers, strict=True):
-                    running.answer(answer)
-        except RoundDiscarded as error:
-            self.hub.broken = True
-            self.error = error
+            if self.error is not None:
+                raise self.error
+            if self.hub.discards(self.tag):
+                raise self._discarded("the test discards it")
+            self._carry([self.running[rank] for rank in range(len(self.members))])
         except ThinwireError as error:
+            self.hub.broken |= isinstance(error, RoundDiscarded)
             self.error = error
+            raise
+        if node.name in self.hub.uninformed:
+            self.hub.broken = True
+            raise self._discarded("what the others put did not reach this worker")
 
-    def _answers(self, posts: Sequence[Post | None]) -> Sequence[Received]:
-        answers = answers_of(posts, self.tag)
-        for to, answer in enumerate(answers):
-            post = posts[to]
-            assert post is not None
-            own = next(iter(post.to.values())) if post.is_to_all(len(posts)) else None
-            for sender, payload in answer.items():
-                answer[sender] = self.hub.tamper(sender, to, payload)
-            if own is not None and (changed := self.hub.tamper(to, to, own)) is not own:
-                answer[to] = changed
-        return answers
+    def _carry(self, everyone: Sequence[RunningExchange[Any]]) -> None:
+        while any(running.post is not None for running in everyone):
+            posts = [running.post for running in everyone]
+            for to, answer in enumerate(answers_of(posts, self.tag)):
+                post = posts[to]
+                assert post is not None
+                for sender, payload in answer.items():
+                    answer[sender] = self.hub.tamper(sender, to, payload)
+                if post.is_to_all(len(posts)):
+                    own = next(iter(post.to.values()))
+                    if (changed := self.hub.tamper(to, to, own)) is not own:
+                        answer[to] = changed
+                everyone[to].answer(answer)
 
-
-def _discarded(tag: RoundTag, because: str) -> RoundDiscarded:
-    return RoundDiscarded(f"use {tag}", because=because, do="nothing: it is sent again")
+    def _discarded(self, because: str) -> RoundDiscarded:
+        return RoundDiscarded(f"use {self.tag}", because=because, do="nothing: it is sent again")

@@ -9,13 +9,7 @@ from hypothesis import strategies as st
 
 from thinwire.membership import WorkerMetrics
 
-ALL = {
-    "loss": -1.5,
-    "tokens_per_s": 12.5,
-    "sent_bytes": 7,
-    "received_bytes": 10**15,
-    "wait_s": 0,
-}
+ALL = {"loss": -1.5, "tokens_per_s": 12.5, "sent_bytes": 7, "received_bytes": 10**15, "wait_s": 0}
 NUMBERS = st.integers(-(10**400), 10**400) | st.floats()
 JSON = st.recursive(
     st.none() | st.booleans() | NUMBERS | st.text(),

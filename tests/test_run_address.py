@@ -5,6 +5,7 @@ import pytest
 import thinwire as tw
 from thinwire.address import Address, connect
 from thinwire.transport import Distributed, Elastic, Rendezvous
+from thinwire.transport.address import split_address
 
 FORMS = {
     "s3://bucket/first": ("s3://bucket", "first"),
@@ -20,19 +21,17 @@ FORMS = {
 @pytest.mark.parametrize("text", FORMS)
 @pytest.mark.parametrize("numbers", ["", "?workers=3&worker=2"])
 def test_an_address_is_read_and_written(text: str, numbers: str) -> None:
-    address = Address.read(f" {text}{numbers}\n")
+    address, secret = Address.read(f" {text}{numbers}\n"), "a-secret-of-many"
     assert (address.place, address.run) == FORMS[text]
     assert (address.workers, address.worker) == ((3, 2) if numbers else (None, None))
-    assert address.secret == ("a-secret-of-many" if "a-secret" in text else "")
-    assert Address.read(str(address)) == Address.read(
-        f"{text}{numbers}".replace("a-secret-of-many@", "")
-    )
+    assert address.secret == (secret if secret in text else "")
+    assert Address.read(str(address)) == Address.read(f"{text}{numbers}".replace(f"{secret}@", ""))
     assert "a-secret" not in f"{address}{address!r}"
 
 
 def test_a_process_group_has_an_address_without_a_run() -> None:
-    address = Address.read("tcp://[::1]:29400?worker=0&workers=2")
-    assert address == Address("[::1]:29400", "", 2, 0)
+    address = Address("[::1]:29400", "", 2, 0)
+    assert Address.read("tcp://[::1]:29400?worker=0&workers=2") == Address.read(str(address))
     assert Address.read(str(address)) == address
 
 
@@ -75,6 +74,25 @@ def test_a_slip_in_an_address_names_the_right_form(text: str) -> None:
     with pytest.raises(tw.ConfigurationError, match=REFUSED[text]) as refused:
         Address.read(text)
     assert "a-secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("", "node", ":1", "node:", "node:x", "node:65536", "::1:5", "..:1"),
+        *("node:" + "0" * 5000, "a" * 64 + ":1", "a" * 5000 + ":1"),
+    ],
+    ids=lambda address: address[:9],
+)
+def test_what_is_no_host_and_port_is_refused_and_not_printed_whole(address: str) -> None:
+    with pytest.raises(tw.ConfigurationError, match="not HOST:PORT") as caught:
+        split_address(address)
+    assert len(str(caught.value)) < 300
+
+
+def test_hosts_and_ports_are_split() -> None:
+    found = [split_address(each) for each in ("node:0", "10.0.0.1:65535", "[fe80::1]:7")]
+    assert found == [("node", 0), ("10.0.0.1", 65535), ("fe80::1", 7)]
 
 
 def test_no_folder_is_made_for_a_run_that_cannot_be(tmp_path) -> None:

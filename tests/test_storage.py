@@ -54,11 +54,13 @@ def test_on_the_host_only_what_is_fetched_takes_the_device() -> None:
     assert ledger.peak_host_bytes == 3 * N_BYTES
 
 
-def test_places_may_share_a_ledger() -> None:
+def test_places_may_share_a_ledger_and_another_device_is_refused() -> None:
     ledger = Ledger()
     kept = [choose_storage(where, CPU, ledger).zeros(8) for where in (None, "cpu")]
     assert (ledger.device_bytes, ledger.host_bytes) == (N_BYTES, N_BYTES)
     del kept
+    with pytest.raises(ConfigurationError, match="keep outer state on 'meta'"):
+        choose_storage("meta", CPU)
 
 
 def test_threads_may_fetch_while_others_keep() -> None:
@@ -79,21 +81,15 @@ def test_threads_may_fetch_while_others_keep() -> None:
     assert storage.ledger.host_bytes == 250 * N_BYTES
 
 
-def test_another_device_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="keep outer state on 'meta'"):
-        choose_storage("meta", CPU)
-
-
 def test_what_anything_refers_to_is_not_given_again() -> None:
     pool = BufferPool()
-    holders = [
+    for hold in (
         lambda message: message[3:],
         lambda message: message.view(torch.int32),
         lambda message: message.numpy(),
         lambda message: memoryview(message.numpy()),
         lambda message: [message],
-    ]
-    for hold in holders:
+    ):
         message = pool.take(4096, CPU)
         address, held = message.data_ptr(), hold(message)
         del message

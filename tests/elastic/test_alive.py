@@ -2,9 +2,6 @@
 
 import asyncio
 
-import pytest
-
-from bucket_workers import H, Stopped, Worker, memory, stops, train
 from thinwire.elastic import alive
 from thinwire.elastic.alive import LostWorkers, give_signs
 from thinwire.elastic.run_objects import RunObjects
@@ -19,7 +16,7 @@ def run_of(store) -> RunObjects:
 
 
 def test_a_worker_is_lost_once_its_signs_end_and_one_that_gave_none_too(monkeypatch) -> None:
-    objects, clock_s = run_of(memory()), [100.0]
+    objects, clock_s = run_of("memory://"), [100.0]
     for module in (alive, object_store):
         monkeypatch.setattr(module, "now_s", lambda: clock_s[0])
 
@@ -45,7 +42,7 @@ def test_a_worker_is_lost_once_its_signs_end_and_one_that_gave_none_too(monkeypa
 
 
 def test_a_store_that_refuses_signs_ends_nothing(caplog) -> None:
-    objects = run_of(memory())
+    objects = run_of("memory://")
 
     async def refuse(*_: object) -> None:
         raise ExchangeError("write", because="the disk is full", do="make room")
@@ -61,23 +58,6 @@ def test_a_store_that_refuses_signs_ends_nothing(caplog) -> None:
     with caplog.at_level("INFO", "thinwire.elastic.alive"):
         asyncio.run(watch())
     assert "may take this worker for lost" in caplog.text
-
-
-@pytest.mark.usefixtures("quick")
-def test_a_dead_worker_costs_the_others_seconds_and_not_half_a_long_round() -> None:
-    """Rounds seem to take a minute; the worker's signs end without a word of its leaving."""
-    store = memory()
-    first, second = (Worker(store, f"w{n}", number=n, of=2, least_wait_s=0.6) for n in range(2))
-    for worker in (first, second):
-        worker.transport._timeouts.finished_round(60.0)
-
-    second.transport.leave = lambda: second.transport._session._living.cancel()
-    second.before_step[3 * H] = stops
-    second.start(6 * H)
-    assert first.start(6 * H).digest(25)
-    assert isinstance(second.error(), Stopped)
-    assert first.events("left")
-    assert len(set(train([Worker(store, "late")], 6 * H))) == 1
 
 
 def test_waits_double_until_an_exchange_succeeds() -> None:

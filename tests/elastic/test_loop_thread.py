@@ -29,32 +29,6 @@ def ends_well(*lines: str) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_it_answers_from_any_thread_while_other_work_goes_on() -> None:
-    before = store_threads()
-    thread = LoopThread()
-    event = asyncio.Event()
-
-    async def wait() -> str:
-        await event.wait()
-        return "waited"
-
-    async def set_it() -> int:
-        event.set()
-        return threading.get_ident()
-
-    waiting = thread.start(wait())
-    found: list[int] = []
-    other = threading.Thread(target=lambda: found.append(thread.run(set_it())))
-    other.start()
-    other.join()
-    assert waiting.result(5) == "waited"
-    assert found == [thread.run(set_it())]
-    assert found[0] != threading.get_ident()
-    thread.close()
-    thread.close()
-    assert store_threads() <= before
-
-
 def test_closing_cancels_what_is_under_way_and_the_last_reference_closes() -> None:
     ended = threading.Event()
 

@@ -31,7 +31,8 @@ def at(version: int = 0, digest: str = "", **fields) -> Progress:
 def call(
     name: str, version: int = 0, digest: str = "", phase: str = "round", **fields
 ) -> WorkerReport:
-    return WorkerReport(name=f"{name}:1", phase=phase, position=at(version, digest), **fields)
+    given = {"phase": phase, "position": at(version, digest), **fields}
+    return WorkerReport(name=f"{name}:1", **given)
 
 
 def logged(version: int, nbytes: int = 10) -> LoggedRound:
@@ -46,15 +47,15 @@ def first(*names: str, **fields) -> View:
 def concluded(before: View | None, *calls: WorkerReport, me: str = "a", **fields) -> View | None:
     rounds = fields.pop("rounds", [logged(version) for version in range(1, 9)])
     options = {"min_workers": 1, "largest_log": LARGEST, **fields}
-    told = [replace(c, rounds=leading_to(c.position.version, rounds, before)) for c in calls]
-    if before is not None:  # all took part in the last roll, if it is not said otherwise
-        told = [c if c.position.dealt else replace(c, position=since(before, c)) for c in told]
+    told = []
+    for each in calls:
+        position = each.position
+        if before is not None and not position.dealt:  # it took part in the last roll
+            dealt = before.position.dealt + len(before.names)
+            position = dataclasses.replace(position, dealt=dealt)
+        known = leading_to(position.version, rounds, before)
+        told.append(replace(each, rounds=known, position=position))
     return next_roll(before, told, me=f"{me}:1", **options)
-
-
-def since(before: View, call: WorkerReport) -> Progress:
-    dealt = before.position.dealt + len(before.names)
-    return dataclasses.replace(call.position, dealt=dealt)
 
 
 def written(*given, **fields) -> View:
@@ -65,9 +66,6 @@ def written(*given, **fields) -> View:
 
 def names(roll: View) -> str:
     return "".join(name[0] for name in roll.names)
-
-
-# -- texts -----------------------------------------------------------------------------------------
 
 
 def test_what_lies_in_a_store_since_before_is_read_and_written_the_same() -> None:
@@ -87,9 +85,6 @@ def test_what_lies_in_a_store_since_before_is_read_and_written_the_same() -> Non
     assert WorkerMetrics.read(told)[0] == WorkerMetrics(loss=2.5)
 
 
-# -- who takes part --------------------------------------------------------------------------------
-
-
 def test_the_first_roll_has_those_that_the_most_began_alike() -> None:
     calls = [call("a", phase="join"), call("b", 0, "odd", "join"), call("c", phase="join")]
     roll = written(None, *calls, min_workers=3)
@@ -100,14 +95,10 @@ def test_the_first_roll_has_those_that_the_most_began_alike() -> None:
     assert concluded(None, *calls, min_workers=4) is None
 
 
-def test_of_two_halves_the_one_that_writes_first_goes_on() -> None:
-    calls = [call("a", 2), call("b", 2, "odd")]
+def test_the_digest_of_the_most_is_that_of_the_run_or_of_the_half_that_writes_first() -> None:
     for me, other in ("ab", "ba"):
-        roll = written(first("a", "b"), *calls, me=me)
+        roll = written(first("a", "b"), call("a", 2), call("b", 2, "odd"), me=me)
         assert (names(roll), roll.lacking) == (me, (f"{other}:1",))
-
-
-def test_the_digest_of_the_most_is_that_of_the_run() -> None:
     calls = [call("a", 2, "odd"), call("b", 2), call("c", 2)]
     before = first("a", "b", "c")
     assert concluded(before, *calls, me="a") is None
@@ -127,11 +118,6 @@ def test_whoever_writes_it_the_run_is_where_the_furthest_worker_is() -> None:
     assert concluded(before, *calls, me="c", rounds=[logged(2)]) is None
 
 
-def test_what_no_rounds_lead_to_needs_a_snapshot() -> None:
-    roll = written(first("a", "b"), call("a", 2), call("b", 2), rounds=[logged(2)])
-    assert (roll.log_nbytes, bool(roll.next_state.writer)) == (LARGEST + 11, True)
-
-
 def test_the_last_step_is_not_taken_back_by_a_worker_that_took_over_a_snapshot() -> None:
     before = first("a", "b", position=Progress(version=2, step=25, digest="d2"), phase="last")
     roll = written(before, call("a", 2, phase="last", settled=True))
@@ -140,7 +126,7 @@ def test_the_last_step_is_not_taken_back_by_a_worker_that_took_over_a_snapshot()
 
 def test_steps_since_an_earlier_roll_count_only_if_nobody_has_the_last_one() -> None:
     before = first("a", "b", number=3, position=at(1, dealt=6))
-    late = replace(call("c", 3), position=at(3, dealt=6))
+    late = call("c", position=at(3, dealt=6))
     roll = written(before, call("a", 1), call("b", 2), late)
     assert (names(roll), roll.position.version, roll.lacking) == ("ab", 2, ("c:1",))
     assert concluded(before, call("a", 1), late, me="c") is None
@@ -187,9 +173,6 @@ def test_with_fewer_than_min_workers_there_is_no_roll() -> None:
     assert (names(roll), roll.lacking, roll.next_state.writer) == ("a", ("b:1",), "a:1")
 
 
-# -- phases ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("a", "b", "phase", "new"),
     [
@@ -203,7 +186,7 @@ def test_with_fewer_than_min_workers_there_is_no_roll() -> None:
 def test_the_phase_is_the_latest_of_all_and_the_step_is_its(a, b, phase, new) -> None:
     roll = written(first("a"), call("a", 1, phase=a), call("b", 1, phase=b))
     assert (roll.phase, roll.new) == (phase, new)
-    far = replace(call("b", 1, phase="join"), position=Progress(version=1, step=99, digest="d1"))
+    far = call("b", phase="join", position=Progress(version=1, step=99, digest="d1"))
     assert written(first("a"), call("a", 1), far).position.step == 10
 
 
@@ -236,10 +219,9 @@ def test_of_one_identity_the_last_process_counts() -> None:
     assert latest_calls([]) == []
 
 
-# -- snapshots -------------------------------------------------------------------------------------
-
-
-def test_a_snapshot_is_due_after_so_many_bytes() -> None:
+def test_a_snapshot_is_due_after_so_many_bytes_and_where_no_rounds_lead() -> None:
+    roll = written(first("a", "b"), call("a", 2), call("b", 2), rounds=[logged(2)])
+    assert (roll.log_nbytes, bool(roll.next_state.writer)) == (LARGEST + 11, True)
     before = first("a", "b", log_nbytes=985)
     for nbytes, is_due in ((15, False), (16, True)):
         roll = written(before, call("a", 1), call("b", 1), rounds=[logged(1, nbytes)])
@@ -269,15 +251,9 @@ def test_a_snapshot_of_an_earlier_version_is_not_taken_for_the_newest() -> None:
 
 def test_another_worker_writes_each_time_and_none_that_is_behind() -> None:
     calls = [call("a", 1), call("b", 1), call("c", 0)]
-    writers = set()
-    for number in range(1, 7):
-        before = first("a", "b", "c", number=number, log_nbytes=5000)
-        roll = written(before, *calls)
-        writers.add(roll.next_state.writer)
+    befores = (first("a", "b", "c", number=n, log_nbytes=5000) for n in range(1, 7))
+    writers = {written(before, *calls).next_state.writer for before in befores}
     assert writers == {"a:1", "b:1"}
-
-
-# -- chains of rolls -------------------------------------------------------------------------------
 
 
 @settings(max_examples=120, deadline=None)
@@ -289,16 +265,12 @@ def test_along_a_chain_of_rolls_no_share_is_dealt_twice_and_no_version_is_lost(d
     dealt: set[int] = set()
     for _ in range(6):
         present = data.draw(st.lists(st.sampled_from("abcd"), min_size=1, unique=True))
-        calls = [
-            call(
-                name,
-                versions[name],
-                data.draw(st.sampled_from(["", "", "", "odd"])),
-                phase="join" if before is None else data.draw(st.sampled_from(["join", "round"])),
-                lacks=data.draw(st.booleans()) and name == "d",
-            )
-            for name in present
-        ]
+        phases, calls = ["join", "round"][: 1 + (before is not None)], []
+        for name in present:
+            digest = data.draw(st.sampled_from(["", "", "", "odd"]))
+            phase = data.draw(st.sampled_from(phases))
+            lacks = data.draw(st.booleans()) and name == "d"
+            calls.append(call(name, versions[name], digest, phase, lacks=lacks))
         least = data.draw(st.integers(1, 3))
         rolls = {
             name: concluded(before, *calls, me=name, rounds=list(known.values()), min_workers=least)

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from elastic_hub import (
     finish,
     flush,
     inner,
+    meet,
     method,
     same_state,
     sum_of,
@@ -37,6 +39,17 @@ from toy import Team, adamw, build_model, feedback_of, muon, same_bits, sgd
 @pytest.fixture
 def hub() -> ElasticHub:
     return ElasticHub()
+
+
+def check_alike(players: Sequence[Player]) -> None:
+    assert len({p.loop.digest() for p in players}) == 1
+    assert all(same_state(p, players[0]) for p in players)
+
+
+def check_feedback(found: list[dict], wanted: list[dict]) -> None:
+    for mine, held in zip(found, wanted, strict=True):
+        assert mine.keys() == held.keys()
+        assert all(torch.equal(mine[key], held[key]) for key in held)
 
 
 # -- a discarded round is no round ---------------------------------------------------------------
@@ -60,9 +73,8 @@ def test_discarding_every_other_round_is_half_as_many_rounds(described, build, m
         train(players, H)
     whole = dataclasses.replace(described, sync_every=2 * H)
     team = Team(whole, build, 3, model=model).train(6 * H)
-    for player, loop in zip(players, team.loops, strict=True):
-        assert player.loop.digest() == loop.digest()
-        assert player.loop.stats.rounds == 3
+    assert [p.loop.digest() for p in players] == team.digests()
+    assert [p.loop.stats.rounds for p in players] == [3] * 3
     hub.discards = lambda _: False
     train(players, H)  # the control: one that is not discarded counts
     assert players[0].loop.stats.rounds == 4
@@ -85,22 +97,19 @@ def test_a_newcomer_takes_over_what_the_others_have(name: str, rounds: int, hub)
             track.exchange.load_feedback_vector(left[track])
     inner(players, H)
     exchange(players, H - 1)
-    hub.set_members(*(p.node for p in players), late.node)
+    everyone = [*players, late]
+    meet(hub, everyone)
     begin_with(players, late)
     assert late.loop.share == max(hub.shares)
     assert same_state(late, players[0])
     if not players[0].state.fragments[0].pending:
         assert late.loop.digest() == players[0].loop.digest()
-        assert same_bits(late.live(), [p.data for p in players[0].model.parameters()]) or (
-            name == "streaming"
-        )
+        assert name == "streaming" or same_bits(late.live(), players[0].live())
     for track, residual in left.items():
         assert torch.equal(track.exchange.feedback_vector(), residual)
-    everyone = [*players, late]
     train(everyone, 2 * H)
     flush(everyone)
-    assert len({p.loop.digest() for p in everyone}) == 1
-    assert all(same_state(p, late) for p in players)
+    check_alike(everyone)
     assert {p.loop.inner_step for p in everyone} == {H * (rounds + 3)}
 
 
@@ -111,36 +120,34 @@ def test_who_missed_rounds_replays_them_and_keeps_its_work(name: str, missed: in
     train_on, slow = players[: 2 + missed % 2], players[3]
     train(players, 2 * H)
     to_boundary(players)
-    hub.set_members(*(p.node for p in train_on))
+    meet(hub, train_on)
     exchange(train_on)
     train(train_on, H * (missed - 1))
     to_boundary(train_on)
     back = [*train_on, slow]
-    hub.set_members(*(p.node for p in back))
+    meet(hub, back)
     before, held, version = slow.unsent(), slow.feedback(), slow.loop.stats.rounds
-    # the last begin() of everybody, by hand: what is replayed is looked at before it goes out
-    seen = {}
-    sends = slow.loop._send_for
+    # What is replayed is looked at before it goes out.
+    seen, sends = [], slow.loop._send_for
 
     def look(occasion):
-        seen["unsent"], seen["feedback"] = slow.unsent(), slow.feedback()
-        seen["same"] = same_state(slow, train_on[0])
+        seen[:] = slow.unsent(), slow.feedback(), same_state(slow, train_on[0])
         sends(occasion)
 
     slow.loop._send_for = look
     exchange(back)
-    assert seen["same"]
+    unsent, feedback, was_same = seen
+    assert was_same
     assert slow.loop.stats.rounds > version
     scale = max(float(w.abs().max()) for w in [*before, *slow.anchor()])
-    for old, new in zip(before, seen["unsent"], strict=True):
+    for old, new in zip(before, unsent, strict=True):
         assert float(old.abs().max()) > 1e-4  # the control: there is work to be kept
         assert torch.allclose(old, new, rtol=0, atol=4 * torch.finfo(torch.float32).eps * scale)
-    total = [sum(float(v.double().sum()) for v in f.values()) for f in (held, seen["feedback"])]
+    total = [sum(float(v.double().sum()) for v in f.values()) for f in (held, feedback)]
     assert total[0] == pytest.approx(total[1], rel=1e-6)
     train(back, H)
     flush(back)
-    assert len({p.loop.digest() for p in back}) == 1
-    assert all(same_state(p, slow) for p in back)
+    check_alike(back)
 
 
 # -- rounds that were given up here and counted there --------------------------------------------
@@ -158,6 +165,13 @@ def done(player: Player, start: list[torch.Tensor]) -> torch.Tensor:
     return sum_of(start) - sum_of(player.anchor())
 
 
+def trained(player: Player) -> torch.Tensor:
+    """What an inner step adds to what is to be sent."""
+    old = sum_of(player.unsent())
+    player.inner()
+    return sum_of(player.unsent()) - old
+
+
 @pytest.mark.parametrize("heal", ["records", "snapshot"])
 @pytest.mark.parametrize("exchange_kind", EXCHANGES, ids=["gather", "reduce"])
 @pytest.mark.parametrize("codec", [tw.codecs.Identity(), TOP_K], ids=["exact", "top-k"])
@@ -167,32 +181,23 @@ def test_what_counted_without_its_sender_knowing_is_not_sent_twice(
     feedback = tw.ErrorFeedback(decay=1.0)
     described = method(outer=PLAIN, exchange=exchange_kind, codec=codec, feedback=feedback)
     hub.heal_by = heal
-    players = crew(hub, described, 2, build=sgd)
-    start = players[0].anchor()
-    deaf = players[1]
-    work = {p.node.name: torch.zeros_like(sum_of(start)) for p in players}
-
-    def trained(player: Player) -> None:
-        old = sum_of(player.unsent())
-        player.inner()
-        work[player.node.name] += sum_of(player.unsent()) - old
-
+    other, deaf = players = crew(hub, described, 2, build=sgd)
+    start = other.anchor()
+    work = {player: torch.zeros_like(sum_of(start)) for player in players}
     for boundary in range(4):
         hub.uninformed = {"w1"} if boundary == 1 else set()
         for _ in range(H):
-            if boundary == 2 and deaf.state.version < players[0].state.version:
-                # What it did after it sent cannot be told apart and is lost: it does nothing.
-                trained(players[0])
-                deaf.trained += 1
-            else:
-                for player in players:
-                    trained(player)
+            for player in players:
+                if player is deaf and boundary == 2 and deaf.state.version < other.state.version:
+                    # What it did after it sent cannot be told apart and is lost: it does nothing.
+                    deaf.trained += 1
+                else:
+                    work[player] += trained(player)
             exchange(players)
-    assert players[0].loop.digest() == players[1].loop.digest()
-    left = sum(map(left_over, players))
-    total = 2 * done(players[0], start) + left
+    check_alike(players)
+    total = 2 * done(other, start) + sum(map(left_over, players))
     assert torch.allclose(total, sum(work.values()), rtol=0, atol=2e-5)
-    assert float(work["w1"].abs().max()) > 0.01  # a delta too much or too few would be seen
+    assert float(work[deaf].abs().max()) > 0.01  # a delta too much or too few would be seen
 
 
 def watched(player: Player) -> list[tuple[str, torch.Tensor]]:
@@ -217,10 +222,10 @@ def test_a_round_that_was_lost_and_sent_again_is_not_lost_for_ever(attempts: int
     train(players, H * (attempts - 1))  # round 1, the second attempt, with all three
     *others, slow = players
     to_boundary(players)
-    hub.set_members(*(p.node for p in others))
+    meet(hub, others)
     exchange(others)
     to_boundary(others)
-    hub.set_members(*(p.node for p in players))
+    meet(hub, players)
     before, sent = sum_of(slow.unsent()), watched(slow)
     exchange(players)
     assert torch.allclose(sent[0][1], before, rtol=0, atol=1e-6)
@@ -229,17 +234,16 @@ def test_a_round_that_was_lost_and_sent_again_is_not_lost_for_ever(attempts: int
 
 def test_a_lost_round_that_nobody_remembers_is_not_sent_twice(hub) -> None:
     hub.heal_by = "snapshot"
-    players = crew(hub, method(outer=PLAIN), 3, build=sgd)
-    *others, lost = players
+    *others, lost = players = crew(hub, method(outer=PLAIN), 3, build=sgd)
     hub.uninformed = {"w2"}
     train(players, H)
     hub.uninformed = set()
-    hub.set_members(*(p.node for p in others))
+    meet(hub, others)
     train(others, 10 * H)
     to_boundary(others)
     for _ in range(H - 1):
         lost.loop.begin()
-    hub.set_members(*(p.node for p in players))
+    meet(hub, players)
     sent = watched(lost)
     exchange(players)
     assert float(sent[0][1].abs().max()) == 0.0
@@ -254,9 +258,8 @@ def test_who_is_damaged_on_the_way_comes_again(overlap, hub) -> None:
     described = method(outer=PLAIN, codec=TOP_K, feedback=feedback, overlap=overlap)
     players = crew(hub, described, 3, build=sgd)
     twin = crew(ElasticHub(), described, 2, build=sgd)
-    train(players, H - 1)
-    train(twin, H - 1)
-    inner((*players, *twin))
+    to_boundary(players)
+    to_boundary(twin)
     held, work = players[2].feedback(), sum_of(players[2].unsent())
     hub.tamper = lambda sender, to, p: flipped(p) if sender == 2 else p
     exchange(players)
@@ -279,7 +282,7 @@ def test_who_is_damaged_on_the_way_comes_again(overlap, hub) -> None:
     after = sum(map(left_over, players))
     if not overlap.tau:  # the very same comes again: nothing was trained
         assert torch.allclose(3 * done(players[0], start) + after, before, rtol=0, atol=2e-5)
-    assert len({p.loop.digest() for p in players}) == 1
+    check_alike(players)
 
 
 WHOLE = {"codec": TOP_K, "feedback": FEEDBACK}
@@ -316,7 +319,7 @@ def test_a_round_that_cannot_be_used_changes_nothing_and_no_work_is_lost(damaged
         after = player.state.progress()
         assert (after.version, after.digest) == (position.version, position.digest)
     train(players, H)
-    assert len({p.loop.digest() for p in players}) == 1
+    check_alike(players)
     assert players[0].loop.stats.rounds == 1  # the control
 
 
@@ -337,10 +340,10 @@ def test_what_is_wrong_with_a_contribution_itself_is_not_tried_again(fault, capl
     if fault is RejectReason.NOT_FINITE:
         state.encode = encode
     text = {"NOT_FINITE": "is not finite", "OUTLIER": "is far longer"}[fault.name]
-    assert f"worker 1 was left out of {players[0].state.fragments[0].fragment.name}" in caplog.text
+    assert "worker 1 was left out of fragment 0" in caplog.text
     assert text in caplog.text
     assert [p.loop.stats.left_out for p in players] == [{1: 1}] * 3
-    assert len({p.loop.digest() for p in players}) == 1
+    check_alike(players)
     assert float(sum_of(players[1].unsent()).abs().max()) == 0
     assert all(torch.equal(players[1].feedback()[k], v) for k, v in held.items())
     assert list(hub.records[1].facts["counted"]) == ["w0", "w1", "w2"]  # it must not come again
@@ -367,13 +370,13 @@ def test_an_outsized_contribution_is_left_out_or_clipped_and_alike_in_a_replay(
     for player, norm in zip(five, norms, strict=True):
         with torch.no_grad():
             next(player.model.parameters()).view(-1)[0].add_(norm)
-    hub.set_members(*(p.node for p in five))
+    meet(hub, five)
     exchange(five)
     moved = float((before - sum_of(five[0].anchor())).abs().sum())
     exchange(five, H - 1)
-    hub.set_members(*(p.node for p in players))
+    meet(hub, players)
     exchange(players)  # the sixth replays it
-    assert len({p.loop.digest() for p in players}) == 1
+    check_alike(players)
     facts = hub.records[1].facts
     assert (facts["left_out"], facts["clipped"]) == ([left_out], clipped)
     counted = [norm * clipped.get(n, 1.0) for n, norm in enumerate(norms) if n != left_out]
@@ -381,9 +384,6 @@ def test_an_outsized_contribution_is_left_out_or_clipped_and_alike_in_a_replay(
     counts = {f"w{left_out}": {"outlier": 1}, **{f"w{n}": {"clipped": 1} for n in clipped}}
     assert [p.loop.stats.contributions for p in five] == [counts] * 5
     assert sixth.loop.stats.contributions == {}  # it was not there
-
-
-# -- another K -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("exchange_kind", EXCHANGES, ids=["gather", "reduce"])
@@ -411,11 +411,14 @@ def test_what_cannot_be_cancelled_or_handed_on_is_refused_at_once() -> None:
 
 def test_a_momentum_is_not_lost_by_a_number_of_workers_that_took_no_step(hub) -> None:
     """K = 3 has momentum and K = 2 has none: whoever saw K = 2 come to nothing still has it."""
-    players = crew(hub, method(outer=TABLE), 3)
-    *others, slow = players
+
+    def momentum(player: Player) -> float:
+        return float(player.shared()["0.optimizer.momentum_buffer"].abs().max())
+
+    *others, slow = players = crew(hub, method(outer=TABLE), 3)
     train(players, 2 * H)
-    assert float(players[0].shared()["0.optimizer.momentum_buffer"].abs().max()) > 0
-    hub.set_members(*(p.node for p in others))
+    assert momentum(slow) > 0
+    meet(hub, others)
     hub.discards = lambda _: True
     train(others, H)
     snapshot = others[0].state.capture()
@@ -424,13 +427,13 @@ def test_a_momentum_is_not_lost_by_a_number_of_workers_that_took_no_step(hub) ->
     for _ in range(H - 1):
         exchange(others)
         slow.loop.begin()
-    hub.set_members(*(p.node for p in players))
+    meet(hub, players)
     exchange(players)
-    assert same_state(slow, others[0])
+    check_alike(players)
     late = Player(hub, "late", method(outer=TABLE))
     late.state.load(snapshot)
     late.state.set_outer_workers(3)
-    assert float(late.shared()["0.optimizer.momentum_buffer"].abs().max()) > 0
+    assert momentum(late) > 0
 
 
 # -- the end, and shares -------------------------------------------------------------------------
@@ -438,10 +441,8 @@ def test_a_momentum_is_not_lost_by_a_number_of_workers_that_took_no_step(hub) ->
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_end_is_repeated_until_it_counts(name: str, hub) -> None:
-    players = crew(hub, METHODS[name], 1, of=1)
-    (player,) = players
-    twin = crew(ElasticHub(), METHODS[name], 1, of=1)[0]
-    train(players, H + 2)
+    (player,), (twin,) = (crew(each, METHODS[name], 1, of=1) for each in (hub, ElasticHub()))
+    train([player], H + 2)
     train([twin], H + 2)
     left = [True, True, True]
     hub.discards = lambda _: bool(left) and left.pop()
@@ -466,33 +467,30 @@ def test_with_k_fixed_shares_are_rounds_times_k_plus_rank(workers: int, hub) -> 
 
 
 def test_replaying_and_reseating_do_not_count_as_memory_for_ever(hub) -> None:
-    players = crew(hub, method(codec=TOP_K, feedback=FEEDBACK), 2)
+    one, other = players = crew(hub, method(codec=TOP_K, feedback=FEEDBACK), 2)
     train(players, H)
-    peak = players[0].loop.stats.peak_outer_device_bytes
+    peak = one.loop.stats.peak_outer_device_bytes
     for _ in range(5):
-        hub.set_members(players[0].node)
-        train(players[:1], H)
-        players[1].inner(1)
-        exchange(players[:1], H - 1)
-        hub.set_members(*(p.node for p in players))
-        for _ in range(H - 1):
-            players[1].state.step += 1
+        meet(hub, [one])
+        train([one], H)
+        other.inner(1)
+        exchange([one], H - 1)
+        meet(hub, players)
+        other.state.step += H - 1
         exchange(players)
-    assert players[1].loop.stats.peak_outer_device_bytes <= 2 * peak
-    assert players[0].loop.stats.peak_outer_device_bytes <= 2 * peak
+    assert all(p.loop.stats.peak_outer_device_bytes <= 2 * peak for p in players)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_checkpoint_goes_on_from_the_last_round_and_catches_up(name: str, caplog, hub) -> None:
     """What was in flight, or trained since, is lost as if the worker had been killed."""
-    players = crew(hub, METHODS[name], 2)
-    train(players, 2 * H + 1)
-    saved = copy.deepcopy(players[1].loop.state_dict())
-    train(players, H)
-    hub.set_members(players[0].node)
-    train(players[:1], 2 * H - 2)
-    players[0].inner()
-
+    first, killed = crew(hub, METHODS[name], 2)
+    train([first, killed], 2 * H + 1)
+    saved = copy.deepcopy(killed.loop.state_dict())
+    train([first, killed], H)
+    meet(hub, [first])
+    train([first], 2 * H - 2)
+    first.inner()
     back = Player(hub, "w1 again", METHODS[name], number=1, model=lambda: build_model(7))
     fresh = feedback_of(back.loop)
     back.loop.load_state_dict(saved)
@@ -503,16 +501,12 @@ def test_a_checkpoint_goes_on_from_the_last_round_and_catches_up(name: str, capl
     fits = name != "top-k, reduced"
     assert ("does not fit" in caplog.text) == (not fits)
     expected = [fragment["exchange"] for fragment in saved["fragments"]] if fits else fresh
-    for mine, held in zip(feedback_of(back.loop), expected, strict=True):
-        assert mine.keys() == held.keys()
-        assert all(torch.equal(mine[key], held[key]) for key in held)
-    hub.set_members(players[0].node, back.node)
-    players[0].loop.begin()
-    back.loop.join()
-    players[0].loop.finish()
-    assert same_state(players[0], back)
-    train([players[0], back], 2 * H)
-    assert players[0].loop.digest() == back.loop.digest()
+    check_feedback(feedback_of(back.loop), expected)
+    meet(hub, [first, back])
+    begin_with([first], back)
+    assert same_state(first, back)
+    train([first, back], 2 * H)
+    check_alike([first, back])
 
 
 @pytest.mark.parametrize("tau", [0, 2], ids=["nothing in flight", "in flight"])
@@ -529,7 +523,7 @@ def test_a_fixed_run_goes_on_as_an_elastic_one(tau: int) -> None:
     assert not any(bool(delta.any()) for delta in first.unsent())
     (found,), (held,) = feedback_of(first.loop), feedback_of(fixed.loops[1])
     assert all(torch.equal(found[key], held[key]) != bool(tau) for key in held)
-    hub.set_members(first.node)
+    meet(hub, [first])
     first.loop.join()
     # Not one of those that the fixed run assigned.
     assert first.state.capture().facts["dealt"] >= 2 * 3
@@ -548,8 +542,7 @@ def test_an_elastic_run_goes_on_as_a_fixed_one(workers: int) -> None:
     for loop, state in zip(again.loops, [*states, states[0]], strict=False):
         loop.load_state_dict(state)
     assert set(again.digests()) == {players[0].loop.digest()}
-    (found,), (held,) = feedback_of(again.loops[1]), feedback_of(players[1].loop)
-    assert all(torch.equal(found[key], held[key]) for key in held)
+    check_feedback(feedback_of(again.loops[1]), feedback_of(players[1].loop))
     assert min(loop.share for loop in again.loops) >= players[0].state.dealt
     again.train(H, first=2 * H + 1)
     assert len(set(again.digests())) == 1
@@ -565,8 +558,7 @@ def test_a_state_that_version_0_2_wrote_of_an_elastic_worker_is_loaded() -> None
     fresh = Player(ElasticHub(), "again", described)
     fresh.loop.load_state_dict({"shared": shared, "feedback": feedback_of(players[0].loop)})
     assert same_state(fresh, players[0])
-    (found,), (held,) = feedback_of(fresh.loop), feedback_of(players[0].loop)
-    assert all(torch.equal(found[key], held[key]) for key in held)
+    check_feedback(feedback_of(fresh.loop), feedback_of(players[0].loop))
     with pytest.raises(tw.CheckpointError, match="not the keys of an outer loop"):
         fresh.loop.load_state_dict({})
 
@@ -584,7 +576,7 @@ def test_whoever_changes_after_the_last_full_round_costs_no_outer_step(
     train(players, 2 * H + more)
     digest = players[0].loop.digest()
     team = [*players, Player(hub, "late", method(), number=3)][:left]
-    hub.set_members(*(p.node for p in team))
+    meet(hub, team)
     flush(team)
     # The control: a step that was trained since is one to be exchanged.
     assert {p.loop.stats.rounds for p in team} == {2 + more}
@@ -610,12 +602,9 @@ def test_who_missed_the_last_full_round_sends_nothing_that_others_do_not(
     flush(players)
     first, second, third = ([name for name, _ in each] for each in sent)
     assert first == second == third
-    assert len({p.loop.digest() for p in players}) == 1
+    check_alike(players)
     if name == "plain":
         assert {p.loop.stats.rounds for p in players} == {before}
-
-
-# -- what all workers know -----------------------------------------------------------------------
 
 
 def test_a_run_is_over_once_its_last_round_counts_and_not_before(hub) -> None:
@@ -637,9 +626,6 @@ def test_a_run_is_over_once_its_last_round_counts_and_not_before(hub) -> None:
     assert over() == {True}
     exchange(players)  # whoever trains on has something to contribute again
     assert over() == {False}
-
-
-# -- what a checkpoint has of what is under way --------------------------------------------------
 
 
 def unsent_residual(player: Player) -> torch.Tensor:
@@ -667,9 +653,7 @@ def test_all_work_is_in_a_checkpoint_once_whatever_is_in_flight(exchange_kind, h
         hub.discards = lambda _, step=step: step == 2 * H + 2  # the second round is sent again
         for player in players:
             if not player.state.fragments[0].pending:  # what is done meanwhile, tau drops
-                old = sum_of(player.unsent())
-                player.inner()
-                work += sum_of(player.unsent()) - old
+                work += trained(player)
         exchange(players)
         found = 2 * done(players[0], start)
         found += sum(sum_of(p.unsent()) + unsent_residual(p) for p in players)
@@ -682,10 +666,9 @@ def test_all_work_is_in_a_checkpoint_once_whatever_is_in_flight(exchange_kind, h
 
 def test_a_newcomer_whose_first_step_fails_contributes_to_the_next_round(hub) -> None:
     players = crew(hub, method(outer=PLAIN), 2)
-    train(players, H - 1)
+    to_boundary(players)
     late = Player(hub, "late", method(outer=PLAIN), number=2)
-    inner(players)
-    hub.set_members(*(p.node for p in players), late.node)
+    meet(hub, [*players, late])
     begin(players)
     run, late.node.run = late.node.run, None  # sending fails
     with pytest.raises(TypeError):
