@@ -4,24 +4,13 @@ import os
 import signal
 import warnings
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from thinwire.inner import InnerOptimizer
-
-
-class _Plain(torch.optim.SGD):
-    def __init__(self, parameters: Any, doomed: "Doomed") -> None:
-        super().__init__(parameters, lr=doomed.lr)
-        self.doomed, self.taken = doomed, 0
-
-    def step(self, closure=None):
-        self.taken += 1
-        getattr(self.doomed, self.doomed.how)(self.taken)
-        return super().step(closure)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +22,9 @@ class Doomed(InnerOptimizer):
     lr: float = 0.1
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
-        return _Plain(model.parameters(), self)
+        optimizer, taken = torch.optim.SGD(model.parameters(), lr=self.lr), count(1)
+        optimizer.register_step_pre_hook(lambda *_: getattr(self, self.how)(next(taken)))
+        return optimizer
 
     def mark(self) -> None:
         with Path(self.file).open("a") as opened:

@@ -43,16 +43,14 @@ def inject_faults(
         done.append(f"{time.monotonic() - began_s:.1f} s {whom} for {lasts_s:.1f} s")
         killed = list(live.values()) if kind == "all" else []
         if kind == "store":
-            team.cut_store()
-            time.sleep(lasts_s)
-            team.mend_store()
+            team.cut_store(lasts_s)
         elif kind in ("stop", "long stop"):
             stopped = [rank for rank in ranks if not rank.gone]
             for rank in stopped:
-                rank.send(signal.SIGSTOP)
+                rank.send_signal(signal.SIGSTOP)
             time.sleep(lasts_s)
             for rank in stopped:
-                rank.send(signal.SIGCONT)
+                rank.send_signal(signal.SIGCONT)
         elif kind == "kill":
             for rank in ranks:
                 rank.kill()
@@ -62,7 +60,7 @@ def inject_faults(
             assert team.hub is not None
             team.hub.kill()
             for worker in killed:
-                worker.kill_all()
+                worker.send_to_all(signal.SIGKILL)
             time.sleep(lasts_s)
             team.hub.start()
         for worker in killed:
@@ -74,6 +72,6 @@ def restart(team: Team, live: dict[str, Worker], worker: Worker, **options: Any)
     """Start a worker again, as an operator would: the death of a rank is that of its worker."""
     # Ranks that wait in torch for one that never came are their launcher's to end.
     if not all(rank.records for rank in worker.ranks):
-        worker.kill_all()
+        worker.send_to_all(signal.SIGKILL)
     team.until(lambda: all(rank.gone for rank in worker.ranks), 90)
     live[worker.identity] = team.start(worker.identity, **options)

@@ -1,47 +1,27 @@
 """Elastic workers as real processes, and what can happen to them."""
 
-import importlib
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Self
 
 import forked
 from hub_process import Hub
-from processes import free_port
+from processes import HERE, free_port
 from s3_server import Proxy, in_aws
 
 TOKEN = "a token for tests, long enough"
-ENVIRONMENT = {**forked.ENVIRONMENT, "THINWIRE_TOKEN": TOKEN}
 LEAST_WAIT_S = 1.0
 
 
-def _enter(work: str, arguments: Sequence[Any], out: Any, errors: str, environment: dict) -> None:
-    """In the forked process: what a shell would do, then `work`."""
-    with Path(errors).open("w") as file:
-        forked.write_to(out.fileno(), file.fileno())
-    out.close()
-    os.environ.update(environment)
-    module, _, name = work.rpartition(".")
-    getattr(importlib.import_module(module or "elastic_worker"), name)(*arguments)
-
-
-class Worker:
+class Worker(forked.Forked):
     """A worker, or its first rank, as a process, and the records that it printed.
 
-    Args:
-        identity: its own.
-        work: as that of `Team`.
-        arguments: of it.
-        errors: a file for its standard error.
-        environment: beside this process's.
-        further: its other ranks.
+    `further` are its other ranks, and `arguments` those of `work`, which is one of `Team`.
     """
 
     def __init__(
@@ -49,71 +29,36 @@ class Worker:
         identity: str,
         work: str,
         arguments: Sequence[Any],
-        errors: Path,
         environment: Mapping[str, str],
         further: Sequence["Worker"],
     ) -> None:
-        self.identity, self.further, self.errors = identity, further, errors
-        self.records: list[dict[str, Any]] = []
-        context = forked.context()
-        reader, writer = context.Pipe(duplex=False)
-        given = (work, arguments, writer, str(errors), ENVIRONMENT | environment)
-        self.process: BaseProcess = context.Process(target=_enter, args=given)
-        self.process.start()
-        writer.close()
-        self._stdout = os.fdopen(os.dup(reader.fileno()))
-        reader.close()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        command = [str(HERE / "elastic_worker.py"), work, json.dumps(arguments)]
+        super().__init__(command, os.environ | forked.ENVIRONMENT | environment)
+        self.identity, self.ranks = identity, [self, *further]
+        self._records, self._told, self._rest = list[dict[str, Any]](), self.files[0].open(), ""
 
-    def _read(self) -> None:
-        with self._stdout:
-            for line in self._stdout:
-                # A killed process may leave half a line.
-                if line.endswith("\n"):
-                    self.records.append(json.loads(line))
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        # A killed process may leave half a line.
+        whole, _, self._rest = (self._rest + self._told.read()).rpartition("\n")
+        self._records += map(json.loads, whole.splitlines())
+        return self._records
 
-    def send(self, number: int) -> None:
-        os.kill(self.process.pid, number)
-
-    def kill(self) -> None:
-        if self.process.is_alive():
-            self.process.kill()
-        self.process.join()
+    def end(self) -> None:
+        self.kill()
+        self._told.close()
 
     @property
     def gone(self) -> bool:
-        return self.process.exitcode is not None
-
-    def wait(self, timeout_s: float) -> int | None:
-        """The exit status, that of a signal negative; None if it runs on."""
-        self.process.join(timeout_s)
-        if self.gone:
-            self._reader.join(10)
-        return self.process.exitcode
-
-    def end(self) -> None:
-        if not self.gone:
-            self.send(signal.SIGCONT)
-        self.kill()
-        self._reader.join(10)
-        self.process.close()
-
-    @property
-    def ranks(self) -> list["Worker"]:
-        return [self, *self.further]
+        return self.poll() is not None
 
     def send_to_all(self, number: int) -> None:
         for rank in self.ranks:
-            rank.send(number)
-
-    def kill_all(self) -> None:
-        for rank in self.ranks:
-            rank.kill()
+            rank.send_signal(number)
 
     @property
     def version(self) -> int:
-        return max((t["version"] for t in list(self.records) if "version" in t), default=0)
+        return max((t["version"] for t in self.records if "version" in t), default=0)
 
     @property
     def digest(self) -> str | None:
@@ -121,18 +66,18 @@ class Worker:
 
     def last(self, field: str) -> Any:
         """The first record with `field`, such as those of its end."""
-        return next((t[field] for t in list(self.records) if field in t), None)
+        return next((t[field] for t in self.records if field in t), None)
 
     def events(self, kind: str = "") -> list[dict[str, Any]]:
-        found = [t["event"] for t in list(self.records) if "event" in t]
+        found = [t["event"] for t in self.records if "event" in t]
         return [event for event in found if kind in ("", event["kind"])]
 
     def steps(self) -> list[dict[str, Any]]:
-        return [t for t in list(self.records) if "share" in t]
+        return [t for t in self.records if "share" in t]
 
-    def longest_stall_s(self) -> float:
-        """Between two inner steps."""
-        times = [t["at_s"] for t in self.steps()]
+    def longest_stall_s(self, since: int = 0) -> float:
+        """Between two inner steps from version `since` on."""
+        times = [t["at_s"] for t in self.steps() if t["version"] >= since]
         return max((b - a for a, b in pairwise(times)), default=0.0)
 
 
@@ -143,8 +88,7 @@ class Team:
         tmp_path: of the test; the store is a folder in it, unless there is an endpoint or a hub.
         endpoint: of an S3 server, to which workers have a way that can be cut.
         hub: of the same token.
-        environment: of all workers.
-        work: what a worker does: a function of `elastic_worker`, or MODULE.FUNCTION.
+        work: what a worker does, MODULE.FUNCTION.
         options: of all workers.
     """
 
@@ -154,16 +98,14 @@ class Team:
         *,
         endpoint: str | None = None,
         hub: Hub | None = None,
-        environment: Mapping[str, str] | None = None,
-        work: str = "work",
+        work: str = "elastic_worker.work",
         **options: Any,
     ) -> None:
-        self._work, self._folder = work, tmp_path
-        self._environment, self.options = dict(environment or {}), options
+        self._work, self.options, self.hub = work, options, hub
+        self._environment = {"THINWIRE_TOKEN": TOKEN}
         self.workers: list[Worker] = []
         self.url, self.is_cut = f"file://{tmp_path}/store", False
         self.proxy: Proxy | None = None
-        self.hub = hub
         if hub is not None:
             self.url = f"{hub.address}/run"
         if endpoint is not None:
@@ -175,8 +117,8 @@ class Team:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for program in self._processes():
-            program.end()
+        for process in self._processes():
+            process.end()
         if self.proxy is not None:
             self.proxy.close()
 
@@ -185,14 +127,13 @@ class Team:
 
     # -- what can be done --------------------------------------------------------------------------
 
-    def cut_store(self) -> None:
-        """Let no worker reach the store until `mend_store`."""
+    def cut_store(self, seconds: float) -> None:
+        """Let no worker reach the store for so long."""
         assert self.proxy or self.hub
         self.is_cut = True
         if self.hub is not None:
             self.hub.process.send_signal(signal.SIGSTOP)
-
-    def mend_store(self) -> None:
+        time.sleep(seconds)
         self.is_cut = False
         if self.hub is not None:
             self.hub.process.send_signal(signal.SIGCONT)
@@ -203,7 +144,6 @@ class Team:
         *,
         ranks: int = 1,
         of_rank: Mapping[int, dict[str, Any]] | None = None,
-        token: str = TOKEN,
         **options: Any,
     ) -> Worker:
         """Start a worker, or one again that was killed.
@@ -211,17 +151,14 @@ class Team:
         Its model is sharded over `ranks` processes, of which each may have options of its own.
         """
         meeting = f"127.0.0.1:{free_port()}"
-        environment = {"THINWIRE_TOKEN": token, **self._environment}
-        further: list[Worker] = []
+        started: list[Worker] = []
         for index in reversed(range(ranks)):
             sharded = {"ranks": (index, ranks, meeting)} if ranks > 1 else {}
             given = {**self.options, **options, **sharded, **(of_rank or {}).get(index, {})}
             arguments = self.url, identity, given
-            errors = self._folder / f"{identity}-{len(self.workers)}-{index}.txt"
-            worker = Worker(identity, self._work, arguments, errors, environment, tuple(further))
-            further.insert(0, worker)
-        self.workers.append(worker)
-        return worker
+            started.insert(0, Worker(identity, self._work, arguments, self._environment, started))
+        self.workers.append(started[0])
+        return started[0]
 
     def start_all(self, *identities: str, **options: Any) -> list[Worker]:
         """Start workers, and wait until they have gone some rounds together."""
@@ -233,24 +170,23 @@ class Team:
         """Whether `worker` has trained among so many."""
         return any(t["workers"] == workers and t["version"] for t in worker.steps())
 
-    def until(self, what: Callable[[], Any], timeout_s: float = 40) -> Any:
+    def until(self, what: Callable[[], Any], timeout_s: float = 40) -> None:
         """Wait for something to become true."""
         end_s = time.monotonic() + timeout_s
-        while not (found := what()):
+        while not what():
             assert time.monotonic() < end_s, f"it did not happen\n{self.report()}"
             time.sleep(0.01)
-        return found
 
     def finish(self, timeout_s: float = 50) -> list[Worker]:
         """Wait for all that were not killed: they end well, with equal digests; returns them."""
         end_s = time.monotonic() + timeout_s
-        alive = [w for w in self._processes() if w.process.exitcode in (None, 0)]
+        alive = [w for w in self._processes() if w.poll() in (None, 0)]
         for worker in alive:
-            status = worker.wait(max(0.1, end_s - time.monotonic()))
-            if status is None:
-                worker.send(signal.SIGUSR1)
+            worker.process.join(max(0.1, end_s - time.monotonic()))
+            if not worker.gone:
+                worker.send_signal(signal.SIGUSR1)
                 time.sleep(0.5)
-            assert status == 0, f"{worker.identity} ended with {status}\n{self.report()}"
+            assert worker.poll() == 0, f"{worker.identity} did not end well\n{self.report()}"
         digests = {worker.digest for worker in alive}
         assert len(digests) == 1, f"digests differ: {digests}\n{self.report()}"
         assert None not in digests
@@ -260,35 +196,31 @@ class Team:
     # -- what is to be seen ------------------------------------------------------------------------
 
     def check_shares(self) -> None:
-        """No share was dealt to two processes, and none read twice by one."""
-        owners: dict[int, int] = {}
-        # All ranks of a worker read its share.
-        processes = [(n, rank) for n, w in enumerate(self.workers) for rank in w.ranks]
-        for number, process in processes:
-            seen = set()
-            for line in process.steps():
-                share = line["share"]
-                assert owners.setdefault(share, number) == number, (share, self.report())
-                assert (share, line["step"]) not in seen, (share, line, self.report())
-                seen.add((share, line["step"]))
+        """No share was dealt to two workers, and none read twice by one of their ranks."""
+        owners: dict[int, Worker] = {}
+        for worker in self.workers:
+            for rank in worker.ranks:
+                read = [(line["share"], line["step"]) for line in rank.steps()]
+                assert len(set(read)) == len(read), self.report()
+                for share, _ in read:
+                    assert owners.setdefault(share, worker) is worker, (share, self.report())
 
     def report(self) -> str:
         """What happened, for finding out why."""
         lines = []
         for worker in self._processes():
-            status = worker.process.exitcode
             steps = worker.steps()
             lines.append(
-                f"{worker.identity} status {status} version {worker.version} digest "
+                f"{worker.identity} status {worker.poll()} version {worker.version} digest "
                 f"{str(worker.digest)[:8]} steps {len(steps)} last {steps[-1:]} "
-                f"stall {worker.longest_stall_s():.2f}"
+                f"stall {worker.longest_stall_s():.2f} error {worker.last('error')}"
             )
-            lines += [f"  error {worker.last('error')}"] if worker.last("error") else []
             lines += [
                 f"  {e['at_s'] % 1000:.2f} {e['round']} {e['kind']} {' '.join(e['who'])} "
                 f"{e['why']} {e['lost_s']:.2f}"
                 for e in worker.events()
                 if e["kind"] != "committed"
             ]
-            lines.append(worker.errors.read_text()[-3000:] if worker.errors.exists() else "")
+            errors = worker.stderr if worker.gone else worker.files[1].read_text()
+            lines.append(errors[-3000:])
         return "\n".join(lines)

@@ -1,7 +1,8 @@
-"""One elastic worker of a toy model, which reports in JSON lines on standard output."""
+"""Elastic workers that tell JSON lines: `python elastic_worker.py MODULE.FUNCTION ARGUMENTS`."""
 
 import datetime
 import faulthandler
+import importlib
 import json
 import os
 import signal
@@ -37,13 +38,6 @@ def tell(**what) -> None:
     sys.stdout.flush()
 
 
-def build_method(options: dict) -> tw.Method:
-    fields = {"sync_every": options.get("every", 4)}
-    if options.get("exchange") == "reduce_scatter":
-        fields["exchange"] = tw.exchange.ReduceScatter()
-    return tw.presets.from_text(options.get("method", "diloco"), **fields)
-
-
 def build_layers() -> torch.nn.Module:
     torch.manual_seed(0)
     stack = torch.nn.Sequential(*[torch.nn.Linear(6, 6) for _ in range(4)])
@@ -51,7 +45,7 @@ def build_layers() -> torch.nn.Module:
 
 
 def work(store: str, identity: str, options: dict) -> None:
-    """Train, and end with status 1 if the run has no place for this worker.
+    """One worker of a toy model, which ends with status 1 if the run has no place for it.
 
     Options: steps, every (H), method, exchange, step_s (how long an inner step takes), terms (of
     `ElasticOptions`), checkpoint (a file to write after every step and to start from), layers (a
@@ -70,7 +64,6 @@ def work(store: str, identity: str, options: dict) -> None:
         if not isinstance(error, tw.ThinwireError) and "ranks" not in options:
             raise
         tell(error=str(error), kind=type(error).__name__)
-        sys.stdout.flush()
         os._exit(1)
     # What torch leaves running must not decide how this ends.
     os._exit(0)
@@ -85,31 +78,27 @@ def train(store: str, identity: str, options: dict) -> None:
         tell(connected=options["ranks"])
         shard(model, options.get("sharding", "fsdp"))
     optimizer = adamw(model)
-    elastic = tw.transport.Elastic(
-        store,
-        run="run",
-        identity=identity,
-        options=tw.transport.ElasticOptions(**options.get("terms", {})),
-        least_wait_s=1.0,
-        snapshot_after=options.get("snapshot_after", 1e9),
-        group=group,
-    )
+    known = {"run": "run", "identity": identity, "least_wait_s": 1.0, "group": group}
+    known["options"] = tw.transport.ElasticOptions(**options.get("terms", {}))
+    known["snapshot_after"] = options.get("snapshot_after", 1e9)
+    elastic = tw.transport.Elastic(store, **known)
     elastic.events.listen(lambda event: tell(event=event.describe()))
     if kind in ("started", "landed"):
         number = signal.SIGSTOP if options.get("stops_there") else signal.SIGKILL
         halt = partial(os.kill, os.getpid(), number)
         halt_in(elastic, kind, moment, options.get("among", 3), halt)
-    outer = tw.OuterLoop(model, optimizer, build_method(options), transport=elastic)
+    fields = {"sync_every": options.get("every", 4)}
+    if options.get("exchange") == "reduce_scatter":
+        fields["exchange"] = tw.exchange.ReduceScatter()
+    method = tw.presets.from_text(options.get("method", "diloco"), **fields)
+    outer = tw.OuterLoop(model, optimizer, method, transport=elastic)
     checkpoint = Path(options.get("checkpoint", "none"))
     if checkpoint.exists():
         outer.load_state_dict(torch.load(checkpoint, weights_only=True))
     outer.join()
     steps_together = 0
-    while True:
+    while (step := outer.inner_step) < options.get("steps", 40):
         share = outer.share
-        step = outer.inner_step
-        if step >= options.get("steps", 40):
-            break
         tell(step=step, share=share, workers=outer.workers, version=outer.stats.rounds)
         steps_together += outer.workers == 3
         if (kind, moment) == ("step", steps_together):
@@ -121,12 +110,8 @@ def train(store: str, identity: str, options: dict) -> None:
         outer.step()
         save(outer, options)
     outer.flush()
-    tell(
-        digest=digest_of(outer),
-        shard=outer.digest(),
-        version=outer.stats.rounds,
-        last_step=outer.inner_step,
-    )
+    ends = {"version": outer.stats.rounds, "last_step": outer.inner_step}
+    tell(digest=digest_of(outer), shard=outer.digest(), **ends)
     save(outer, options)
     outer.close()
 
@@ -187,6 +172,11 @@ def digest_of(outer: tw.OuterLoop) -> str:
 
 def save(outer: tw.OuterLoop, options: dict) -> None:
     if "checkpoint" in options:
-        partial = Path(options["checkpoint"] + ".partial")
-        torch.save(outer.state_dict(), partial)
-        partial.rename(options["checkpoint"])
+        unfinished = Path(options["checkpoint"] + ".partial")
+        torch.save(outer.state_dict(), unfinished)
+        unfinished.rename(options["checkpoint"])
+
+
+if __name__ == "__main__":
+    module, _, name = sys.argv[1].rpartition(".")
+    getattr(importlib.import_module(module), name)(*json.loads(sys.argv[2]))

@@ -59,29 +59,24 @@ def context() -> Any:
     return server
 
 
-def write_to(out: int, error: int) -> None:
-    """Send what this process prints to these descriptors."""
-    for number, descriptor in ((1, out), (2, error)):
-        os.dup2(descriptor, number)
-    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
-
-
 def _run(command: Sequence[str], environment: Mapping[str, str], files: Sequence[str]) -> None:
     """In the forked process: `python COMMAND...`, as its exit status has it."""
-    write_to(*(os.open(file, os.O_WRONLY | os.O_APPEND) for file in files))
+    for number, file in enumerate(files, start=1):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), number)
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
     os.environ.clear()
     os.environ.update(environment)
     sys.exit(_status_of(command))
 
 
 def _status_of(command: Sequence[str]) -> int:
+    sys.argv = list(command)
     try:
         if command[0] == "-m":
-            sys.argv = list(command[1:])
+            del sys.argv[0]
             runpy.run_module(command[1], run_name="__main__", alter_sys=True)
         else:
-            sys.argv = list(command)
             sys.path.insert(0, str(Path(command[0]).parent))
             runpy.run_path(command[0], run_name="__main__")
     except SystemExit as end:
@@ -102,39 +97,34 @@ class Forked:
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         self._folder = Path(tempfile.mkdtemp())
-        self._files = [self._folder / name for name in ("stdout", "stderr")]
-        for file in self._files:
+        self.files = [self._folder / name for name in ("stdout", "stderr")]
+        for file in self.files:
             file.touch()
         self.stdout = self.stderr = ""
         self.returncode: int | None = None
-        self._process = context().Process(
-            target=_run, args=(list(command), dict(env), [str(file) for file in self._files])
-        )
-        self._process.start()
+        given = list(command), dict(env), [str(file) for file in self.files]
+        self.process = context().Process(target=_run, args=given)
+        self.process.start()
 
     def poll(self) -> int | None:
-        if self.returncode is None and self._process.exitcode is not None:
-            self.returncode = self._process.exitcode
-            self._process.join()
-            self._process.close()
-            self.stdout, self.stderr = (file.read_text() for file in self._files)
+        if self.returncode is None and self.process.exitcode is not None:
+            self.returncode = self.process.exitcode
+            self.stdout, self.stderr = (file.read_text() for file in self.files)
             shutil.rmtree(self._folder)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self._process.pid, number)
+            os.kill(self.process.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
         self.wait()
 
     def wait(self, timeout: float | None = None) -> int:
-        if self.poll() is None:
-            self._process.join(timeout)
-        status = self.poll()
-        if status is None:
-            told = "".join(file.read_text() for file in self._files)
+        self.process.join(timeout)
+        if (status := self.poll()) is None:
+            told = "".join(file.read_text() for file in self.files)
             raise TimeoutError(f"still running after {timeout} s: {told}")
         return status
 

@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
+import psutil
 import pytest
 
-from processes import free_port
+from processes import free_port, until
 from s3_server import weed
 from thinwire.security.tls import run_authority
 from thinwire.security.token import Token
@@ -23,7 +24,6 @@ from thinwire.transport.object_store import ObjectStore
 
 SECRET = "a/token@for tests, long enough"
 TOKEN = Token(SECRET)
-UP_S = 60
 
 
 class Hub:
@@ -43,11 +43,9 @@ class Hub:
             self.process = subprocess.Popen(
                 self.command, stdout=out, stderr=out, env=self.environment
             )
-        until_s = time.monotonic() + UP_S
-        while wait and "ready; " not in self.text():
+        if wait:
+            until(lambda: "ready; " in self.text() or self.process.poll() is not None)
             assert self.process.poll() is None, self.text()
-            assert time.monotonic() < until_s, self.text()
-            time.sleep(0.05)
         return self
 
     def text(self) -> str:
@@ -72,7 +70,7 @@ class Hub:
 
     def weed(self) -> int:
         """The process of SeaweedFS."""
-        return next(pid for pid, parent in parents().items() if parent == self.process.pid)
+        return psutil.Process(self.process.pid).children()[0].pid
 
 
 @contextmanager
@@ -95,42 +93,15 @@ def got(store: ObjectStore, key: str) -> bytes | None:
     return None if found is None else bytes(found)
 
 
-def parents() -> dict[int, int]:
-    """The parent of each process of this machine."""
-    found = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            found[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-        except OSError:  # it has ended
-            continue
-    return found
-
-
 def listening(pid: int) -> list[tuple[str, int]]:
-    """Addresses and ports at which a process and its descendants listen, as /proc has them."""
-    known, tree = parents(), {pid}
-    while more := {child for child, parent in known.items() if parent in tree} - tree:
-        tree |= more
-    sockets = set()
-    for each in tree:
-        for file in Path(f"/proc/{each}/fd").iterdir():
-            try:
-                sockets.add(os.readlink(file))
-            except OSError:  # it was closed meanwhile
-                continue
-    found = []
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
-                address, port = fields[1].split(":")
-                found.append((address, int(port, 16)))
-    return found
-
-
-def is_loopback(address: str) -> bool:
-    """True for 127/8 and ::1, as /proc/net/tcp and tcp6 write them."""
-    return address.endswith("7F") if len(address) == 8 else address == "0" * 24 + "01000000"
+    """Addresses and ports at which a process and its descendants listen."""
+    process = psutil.Process(pid)
+    sockets = [
+        connection
+        for each in (process, *process.children(recursive=True))
+        for connection in each.net_connections("tcp")
+    ]
+    return [tuple(c.laddr) for c in sockets if c.status == psutil.CONN_LISTEN]
 
 
 def member_tls() -> ssl.SSLContext:

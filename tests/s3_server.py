@@ -20,11 +20,10 @@ from typing import BinaryIO
 
 import pytest
 
-from processes import free_port
+from processes import free_port, until
 
 SECRETS = {"admin": "adminsecret", "reader": "readersecret"}
 ACTIONS = {"admin": ["Admin", "Read", "Write", "List"], "reader": ["Read", "List"]}
-UP_S = 60
 
 
 def weed() -> str | None:
@@ -44,11 +43,8 @@ def options_of(endpoint: str, *, key: str = "admin", secret: str | None = None) 
 def in_aws(endpoint: str) -> dict[str, str]:
     """The same in the environment."""
     options = options_of(endpoint)
-    return {
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_REGION": options["region"],
-        "AWS_ACCESS_KEY_ID": options["access_key_id"],
-        "AWS_SECRET_ACCESS_KEY": options["secret_access_key"],
+    return {"AWS_ENDPOINT_URL": options.pop("endpoint")} | {
+        f"AWS_{name.upper()}": value for name, value in options.items()
     }
 
 
@@ -65,10 +61,8 @@ def s3_server(
 ) -> Iterator[str]:
     """The endpoint of a server with an empty bucket `run`.
 
-    Args:
-        folder: that it keeps its files in.
-        host: address that it listens on.
-        within: a command that runs another, such as one of a network namespace.
+    It keeps its files in `folder`; `within` is a command that runs another, such as one of a
+    network namespace.
     """
     binary = weed()
     if binary is None:
@@ -96,11 +90,10 @@ def s3_server(
     )
     try:
         bucket = f"http://{host}:{ports['filer']}/buckets/run/"
-        endpoint, until_s = f"http://{host}:{ports['s3']}", time.monotonic() + UP_S
-        while not is_up(within, bucket) or not is_up(within, f"{endpoint}/", "GET"):
-            assert server.poll() is None, (folder / "log").read_text()[-2000:]
-            assert time.monotonic() < until_s, "the S3 server does not come up"
-            time.sleep(0.2)
+        endpoint = f"http://{host}:{ports['s3']}"
+        up = [(bucket, "POST"), (f"{endpoint}/", "GET")]
+        until(lambda: server.poll() is not None or all(is_up(within, *each) for each in up), 60)
+        assert server.poll() is None, (folder / "log").read_text()[-2000:]
         yield endpoint
     finally:
         server.kill()
@@ -114,7 +107,7 @@ def s3_server(
         shutil.rmtree(scratch)
 
 
-def is_up(within: tuple[str, ...], url: str, method: str = "POST") -> bool:
+def is_up(within: tuple[str, ...], url: str, method: str) -> bool:
     if within:
         asked = f"from s3_server import is_up; raise SystemExit(not is_up((), {url!r}, {method!r}))"
         command = [*within, sys.executable, "-c", asked]

@@ -9,7 +9,7 @@ import torch
 import thinwire as tw
 from asynchronous_team import AsyncTeam, method, with_number
 from exchanges import flipped
-from thinwire.asynchronous import AsyncOptions, AsyncServer, dynamic_steps
+from thinwire.asynchronous import AsyncOptions, AsyncServer, Simulation, dynamic_steps
 from thinwire.rejection import RejectReason
 from toy import build_model, same_bits
 
@@ -146,26 +146,34 @@ def test_feedback_is_restored_when_work_is_given_up() -> None:
     assert torch.equal(worker.state_dict()["feedback"]["residual"], before)
 
 
+def server(**fields) -> AsyncServer:
+    return AsyncServer(build_model(), method(**fields), workers=2)
+
+
+def simulation(*speeds: float) -> Simulation:
+    here = team()
+    return Simulation(here.server, here.workers, speeds, here.train)
+
+
 @pytest.mark.parametrize(
-    "fields",
+    ("call", "why"),
     [
-        {"fragments": tw.Balanced(count=2)},
-        {"overlap": tw.Delay(tau=1)},
-        {"overlap": tw.Delay(mixing=0.5)},
-        {"exchange": tw.ReduceScatter()},
-        {"outer": tw.outer.GradientAveraging(), "sync_every": 1},
-        {"outer": tw.outer.Gossip(lr=0.7, momentum=0.5), "exchange": tw.Gather()},
+        (lambda: server(fragments=tw.Balanced(count=2)), "leave fragments out"),
+        (lambda: server(overlap=tw.Delay(tau=1)), "leave overlap out"),
+        (lambda: server(overlap=tw.Delay(mixing=0.5)), "leave overlap out"),
+        (lambda: server(exchange=tw.ReduceScatter()), "leave exchange out"),
+        (lambda: server(outer=tw.outer.GradientAveraging(), sync_every=1), "leave outer out"),
+        (lambda: server(outer=tw.outer.Gossip(), exchange=tw.Gather()), "leave outer out"),
+        (lambda: AsyncOptions(grace_s=-1.0), "wait for workers"),
+        (lambda: AsyncOptions(lost_after_s=math.nan), "wait for workers"),
+        (lambda: simulation(1.0), "simulate 2 of 2 workers"),
+        (lambda: simulation(1.0, 0.0), "simulate 2 of 2 workers"),
+        (lambda: simulation(math.inf, 1.0), "simulate 2 of 2 workers"),
     ],
 )
-def test_methods_that_need_rounds_are_refused(fields) -> None:
-    with pytest.raises(tw.ConfigurationError, match=f"leave {next(iter(fields))} out"):
-        AsyncServer(build_model(), method(**fields), workers=2)
-
-
-@pytest.mark.parametrize("wrong", [{"grace_s": -1.0}, {"lost_after_s": math.nan}])
-def test_times_that_cannot_be_are_refused(wrong) -> None:
-    with pytest.raises(tw.ConfigurationError, match="wait for workers"):
-        AsyncOptions(**wrong)
+def test_what_cannot_be_is_refused(call, why: str) -> None:
+    with pytest.raises(tw.ConfigurationError, match=why):
+        call()
 
 
 def test_a_worker_refuses_a_damaged_theta() -> None:

@@ -2,7 +2,6 @@
 
 import copy
 import io
-import math
 from functools import partial
 
 import pytest
@@ -12,7 +11,7 @@ from torch import nn
 import thinwire as tw
 from asynchronous_team import AsyncTeam, method
 from reference_loops import reference_async_diloco
-from thinwire.asynchronous import AsyncOptions, Simulation
+from thinwire.asynchronous import AsyncOptions
 from thinwire.blocks import DenseVector
 from toy import Team, adamw, build_model, largest_difference, loss, same_bits, sgd
 
@@ -68,13 +67,6 @@ def test_a_slow_worker_gets_fewer_steps_or_all_take_h() -> None:
     assert team.simulation.now_s == 7.5
     assert team.server.stats.arrivals == 8
     assert team.server.stats.steps_of == {0: 30, 1: 12, 2: 6}
-
-
-def test_total_steps_are_met_exactly() -> None:
-    for total in (1, 7, 89):
-        team = AsyncTeam(method(), (4.0, 2.0, 1.0), total_steps=total).run()
-        assert team.server.stats.steps_done == sum(team.taken) == total
-        assert team.server.is_finished
 
 
 def test_staleness_is_the_number_of_steps_between() -> None:
@@ -165,14 +157,16 @@ def test_with_feedback_everything_is_sent_sooner_or_later() -> None:
 
 @pytest.mark.parametrize(("name", "stop"), [("2 bits", 1), ("2 bits", 5), ("bf16", 2)])
 def test_a_run_resumes_bit_for_bit(name, stop) -> None:
-    settings = method(**CODECS[name])
+    def team(**known) -> AsyncTeam:
+        return AsyncTeam(method(**CODECS[name]), (3.0, 2.0, 1.1), total_steps=89, **known)
 
     def resumed(state: dict) -> AsyncTeam:
-        return AsyncTeam(settings, (3.0, 2.0, 1.1)).load_state_dict(state).run()
+        return team(outer_device="cpu").load_state_dict(state).run()  # which changes no bit
 
-    whole = AsyncTeam(settings, (3.0, 2.0, 1.1)).run()
+    whole = team().run()
+    assert whole.server.stats.steps_done == sum(whole.taken) == 89
     file = io.BytesIO()
-    torch.save(AsyncTeam(settings, (3.0, 2.0, 1.1)).run(stop).state_dict(), file)
+    torch.save(team().run(stop).state_dict(), file)
     file.seek(0)
     state = torch.load(file)  # plain tensors, numbers and texts
     found = resumed(copy.deepcopy(state))
@@ -184,19 +178,6 @@ def test_a_run_resumes_bit_for_bit(name, stop) -> None:
         for worker in state["workers"]:
             worker["feedback"]["residual"].zero_()
         assert not same_bits(resumed(state).theta(), whole.theta())
-
-
-def test_the_host_memory_changes_no_bit() -> None:
-    device = AsyncTeam(method(**CODECS["2 bits"]), (3.0, 2.0)).run()
-    host = AsyncTeam(method(**CODECS["2 bits"]), (3.0, 2.0), outer_device="cpu").run()
-    assert same_bits(device.theta(), host.theta())
-
-
-def test_speeds_that_cannot_be_are_refused() -> None:
-    team = AsyncTeam(method(), (1.0, 1.0))
-    for speeds in ((1.0,), (1.0, 0.0), (math.inf, 1.0)):
-        with pytest.raises(tw.ConfigurationError, match="simulate 2 of 2 workers"):
-            Simulation(team.server, team.workers, speeds, team.train)
 
 
 def test_bf16_workers_keep_an_fp32_theta() -> None:

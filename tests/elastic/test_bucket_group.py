@@ -1,6 +1,7 @@
 """Workers over a store: the numbers of a fixed run; late, damaged and foreign messages."""
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from bucket_workers import (
     names_in,
     read,
     slowly,
+    started,
     train,
     workers,
     write,
@@ -61,22 +63,21 @@ def key_of(store: Any, round: int, rank: int) -> str:
 
 
 def test_a_message_that_comes_too_late_counts_for_no_worker_and_is_sent_again(store) -> None:
-    running = workers(store, 3, timeout_s=0.4, token=SECRET)
-    late, hold = running[1], Hold()
-    late.before("put", message(2, 1), hold)
+    running, hold = workers(store, 3, timeout_s=0.4, token=SECRET), Hold()
+    running[1].before("put", message(2, 1), hold)
     left: dict[str, float] = {}
+
+    def note(worker: Worker) -> None:
+        (fragment,) = worker.state.fragments
+        left[worker.identity] = float(fragment.outer.pseudo_gradient().abs().max())
+
     for worker in running:
-
-        def note(worker: Worker = worker) -> None:
-            (fragment,) = worker.state.fragments
-            left[worker.identity] = float(fragment.outer.pseudo_gradient().abs().max())
-
-        worker.before_step[2 * H] = note
+        worker.before_step[2 * H] = partial(note, worker)
         worker.start(STEPS)
     until(lambda: running[0].version >= 2 and running[2].version >= 2)
     hold.may_go.set()
     assert len(set(ended(running))) == 1
-    left_out = [worker.left_out() for worker in running]
+    left_out = [worker.loop.stats.left_out for worker in running]
     assert left_out[0] == left_out[2]
     assert list(left_out[0]) == [1]
     # On a busy machine the late one takes the round over from the others, and counts nothing.
@@ -110,9 +111,8 @@ def test_what_another_wrote_in_the_place_of_a_message_is_left_out_by_all(
 
     running[1].before("put", message(2, 1), forge)
     assert len(set(train(running, 3 * H))) == 1
-    assert [worker.left_out() for worker in running] == [running[0].left_out()] * 3
-    assert list(running[0].left_out()) == [1]
-    assert all(worker.version == 3 for worker in running)
+    ((left_out, version),) = {(*w.loop.stats.left_out, w.version) for w in running}
+    assert (left_out, version) == (1, 3)
 
 
 # The sender counts its message as it sent it and not as the store has it. TLS and the store's own
@@ -123,24 +123,22 @@ def test_what_another_wrote_in_the_place_of_a_message_is_left_out_by_all(
 def test_the_sender_of_a_message_that_is_damaged_on_its_way_takes_a_snapshot(token, at) -> None:
     running = workers(memory(), 3, timeout_s=5.0, token=token)
 
-    def damaged(raw: bytes) -> bytes:
-        changed = bytearray(raw)
-        changed[at] ^= 1
-        return bytes(changed)
+    def damaged(raw: bytearray) -> bytearray:
+        raw[at] ^= 1
+        return raw
 
     running[1].sends(message(2, 1), damaged)
     slowly(*running)
     assert len(set(train(running, LONG))) == 1
-    assert [list(running[place].left_out()) for place in (0, 2)] == [[1]] * 2
+    assert [list(running[place].loop.stats.left_out) for place in (0, 2)] == [[1]] * 2
     assert any("by a snapshot" in event.why for event in running[1].events("healed"))
     (event,) = running[0].events("left out")
     assert event.who == ("w1",)
     assert "did not arrive as it was sent" in event.why
 
 
-def test_a_reduction_of_which_a_result_is_damaged_is_discarded_on_all() -> None:
-    store, forged = memory(), list[str]()
-    running = workers(store, 3, REDUCED, timeout_s=5.0)
+def test_a_reduction_of_which_a_result_is_damaged_is_discarded_on_all(store) -> None:
+    running, forged = workers(store, 3, REDUCED, timeout_s=5.0), list[str]()
 
     async def forge(key: str) -> None:
         if not forged:
@@ -152,12 +150,10 @@ def test_a_reduction_of_which_a_result_is_damaged_is_discarded_on_all() -> None:
     assert {worker.version for worker in running} == {3}
 
 
-def test_shards_that_come_too_late_are_left_out_by_all_of_their_owners() -> None:
-    store, hold, late = memory(), Hold(), message(2, 1)
-    running = workers(store, 3, REDUCED, timeout_s=0.4)
+def test_shards_that_come_too_late_are_left_out_by_all_of_their_owners(store) -> None:
+    running, hold, late = workers(store, 3, REDUCED, timeout_s=0.4), Hold(), message(2, 1)
     running[1].before("put", late, hold)
-    for worker in running:
-        worker.start(STEPS)
+    started(running, STEPS)
     # Another worker has written that they are lost.
     until(lambda: any(map(late, names_in(store, "a-run/message/"))))
     hold.may_go.set()
@@ -165,7 +161,7 @@ def test_shards_that_come_too_late_are_left_out_by_all_of_their_owners() -> None
     (version,) = {worker.version for worker in running}
     # On a busy machine its result is late, too, and the round is discarded.
     assert version in (3, 4)
-    assert version == 3 or [list(worker.left_out()) for worker in running] == [[1]] * 3
+    assert version == 3 or [[*w.loop.stats.left_out] for w in running] == [[1]] * 3
 
 
 def test_a_lone_worker_tells_its_rounds_apart() -> None:
@@ -189,10 +185,8 @@ def test_a_lone_worker_tells_its_rounds_apart() -> None:
 # -- workers that stay -----------------------------------------------------------------------------
 
 
-TOP_K = {"codec": tw.codecs.TopK(k=64), "feedback": tw.ErrorFeedback(decay=0.9)}
 STAYING = 3 * H + 1
-
-
+TOP_K = {"codec": tw.codecs.TopK(k=64), "feedback": tw.ErrorFeedback(decay=0.9)}
 STREAMING = tw.presets.streaming_diloco(
     sync_every=H, fragments=tw.Balanced(count=2), overlap=tw.Delay(tau=1, mixing=0.5)
 )

@@ -7,7 +7,6 @@ happen at any moment: test_elastic_simulation.
 
 import signal
 import time
-from itertools import pairwise
 
 import pytest
 
@@ -16,12 +15,9 @@ from elastic_team import LEAST_WAIT_S, Team, Worker
 from s3_server import s3_fixture  # noqa: F401 - the fixture
 
 EVERY, STEP_S = 4, 0.03
-ROUND_S = EVERY * STEP_S
-# A machine of two cores may run two such tests at once, eight processes: they get the processor
-# late.
-ALLOWANCE_S = 1.5
-# Who takes part is settled after one wait, and what was sent before it is missed after another.
-LOST_S = 2 * (LEAST_WAIT_S + ROUND_S) + ALLOWANCE_S
+# Who takes part is settled after one wait, and what was sent before it is missed after another. A
+# machine of two cores may run two such tests at once, eight processes: they get the processor late.
+LOST_S = 2 * (LEAST_WAIT_S + EVERY * STEP_S) + 1.5
 
 
 @pytest.fixture
@@ -30,11 +26,10 @@ def team(tmp_path):
         yield team
 
 
-def check_stalls(team: Team, *workers: Worker, limit_s: float = LOST_S) -> None:
+def check_stalls(team: Team, *workers: Worker) -> None:
     """None of `workers` stood still for longer, once it had seen how long a round lasts."""
     for worker in workers:
-        times = [t["at_s"] for t in worker.steps() if t["version"] > 1]
-        assert max(b - a for a, b in pairwise(times)) <= limit_s, team.report()
+        assert worker.longest_stall_s(since=2) <= LOST_S, team.report()
 
 
 KILLED = {
@@ -53,15 +48,15 @@ def test_a_killed_worker_costs_the_others_one_wait(team: Team, when: str) -> Non
     team.options |= options
     first, second, victim = team.start("w0"), team.start("w1"), team.start("w2", die=moment)
     team.until(lambda: victim.gone)
-    assert victim.wait(5) == -signal.SIGKILL
+    assert victim.returncode == -signal.SIGKILL
     again = team.start("w2")
     team.finish()
     check_stalls(team, first, second)
     assert again.events("healed")
     assert team.met(again, 3), team.report()
     for worker in (first, second):
-        assert any("w2" in event["who"] for event in worker.events("left")), team.report()
-        assert any("w2" in event["who"] for event in worker.events("arrived")), team.report()
+        for kind in ("left", "arrived"):
+            assert any("w2" in event["who"] for event in worker.events(kind)), team.report()
 
 
 @pytest.mark.slow
@@ -69,26 +64,15 @@ def test_a_stopped_worker_costs_the_others_one_wait(team: Team) -> None:
     team.options["steps"] = 400
     first, second, victim = team.start_all("w0", "w1", "w2")
     team.until(lambda: first.version > 3)
-    victim.send(signal.SIGSTOP)
+    victim.send_signal(signal.SIGSTOP)
     began = first.version
     time.sleep(2 * LOST_S)
     assert first.version > began + 3, team.report()
-    victim.send(signal.SIGCONT)
+    victim.send_signal(signal.SIGCONT)
     team.until(lambda: any(t["workers"] == 3 for t in first.steps()[-1:]))
     team.finish()
     check_stalls(team, first, second)
     assert victim.events("healed"), team.report()
-
-
-@pytest.mark.slow
-def test_a_slow_worker_is_left_behind_and_takes_part_again(team: Team) -> None:
-    team.options |= {"steps": 300, "terms": {"patience": 0.5}}
-    team.start_all("w0", "w1")
-    slow = team.start("w2", step_s=0.8)
-    team.finish(100)
-    assert slow.events("late"), team.report()
-    late_at = slow.events("late")[0]["at_s"]
-    assert any(t["workers"] == 3 for t in slow.steps() if t["at_s"] > late_at), team.report()
 
 
 # -- an S3 server ----------------------------------------------------------------------------------
@@ -100,11 +84,10 @@ def test_a_worker_that_was_stopped_longer_than_all_timeouts_does_not_go_on_alone
 ) -> None:
     with Team(tmp_path, endpoint=s3, **OPTIONS, terms={"timeout_s": 2.0}) as team:
         first, stopped = team.start_all("w0", "w1")
-        stopped.send(signal.SIGSTOP)
-        first.wait(60)
-        assert first.digest
-        stopped.send(signal.SIGCONT)
-        assert {worker.identity for worker in team.finish()} == {"w0", "w1"}
+        stopped.send_signal(signal.SIGSTOP)
+        team.until(lambda: first.gone, 60)
+        stopped.send_signal(signal.SIGCONT)
+        assert team.finish() == [first, stopped]
 
 
 @pytest.mark.slow
@@ -119,8 +102,6 @@ def test_a_random_schedule_ends_with_equal_digests(tmp_path, s3, seed: int) -> N
 def test_a_store_that_is_away_for_some_seconds_loses_no_worker(tmp_path, s3) -> None:
     with Team(tmp_path, endpoint=s3, **OPTIONS) as team:
         workers = team.start_all("w0", "w1")
-        team.cut_store()
-        time.sleep(3)
-        team.mend_store()
+        team.cut_store(3.0)
         team.finish()
         assert not any(worker.events("left") for worker in workers)

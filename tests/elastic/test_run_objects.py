@@ -137,14 +137,6 @@ def test_messages_of_old_rolls_are_deleted_but_not_what_stands_for_lost_ones(tok
     assert [each.numpy().tobytes() for each in found] == [b"x", b""]
 
 
-def test_a_sealed_message_of_another_place_counts_as_lost(store) -> None:
-    run = objects(store, SECRET)
-    do(run.sealed.put("a-run/message/x/00000", bytes_tensor(b"x"), soon()))
-    write(store, "a-run/message/y/00000", read(store, "a-run/message/x/00000"))
-    (opened,) = do(run.messages("a-run/message/y", 1, soon(), nbytes=1))
-    assert torch.equal(opened, absent_message())
-
-
 def test_a_request_for_a_large_message_may_take_as_long_as_all_of_them(monkeypatch, store) -> None:
     run = objects(store)
     for rank in range(2):

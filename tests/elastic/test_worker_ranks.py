@@ -4,19 +4,18 @@ import json
 import re
 import signal
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-import torch
 
 from elastic_schedule import OPTIONS, inject_faults
 from elastic_team import TOKEN, Team
-from processes import fork_ranks
-from thinwire.blocks import DenseVector
+from forked import Forked
+from processes import fork_ranks, until
 from thinwire.elastic.worker_ranks import AgreedRound, WorkerRanks
 from thinwire.errors import RoundDiscarded
-from thinwire.exchange.state import RoundResult
 from thinwire.rejection import Rejection, RejectReason
-from thinwire.transport.base import Round
 from training import corpus  # noqa: F401
 
 METHODS = ["diloco", "muloco:bits=2", "sparseloco:density=1/8"]
@@ -28,19 +27,8 @@ def test_a_worker_of_two_ranks_and_one_that_comes_late_end_alike(tmp_path) -> No
         first = team.start("a", ranks=2)
         team.until(lambda: first.version > 2)
         late = team.start("b", ranks=2)
-        assert set(team.finish()) == {*first.ranks, *late.ranks}
+        assert team.finish() == [*first.ranks, *late.ranks]
         assert any("b" in event["who"] for event in first.events("arrived"))
-
-
-class Done(Round[RoundResult]):
-    """A round that has ended without the workers in `left_out`."""
-
-    def __init__(self, left_out: dict[int, RejectReason]) -> None:
-        rejected = {rank: Rejection(reason=why) for rank, why in left_out.items()}
-        self.result = RoundResult(mean=DenseVector(torch.zeros(1)), left_out=rejected, messages=[])
-
-    def wait(self) -> RoundResult:
-        return self.result
 
 
 @pytest.mark.parametrize(
@@ -60,9 +48,10 @@ def test_a_worker_counts_on_all_ranks_of_another_one_or_the_round_on_none(
 ) -> None:
     ranks, absent = WorkerRanks(), {r for r, why in other.items() if why is RejectReason.DAMAGED}
     monkeypatch.setattr(ranks, "gather", lambda own: [own, absent if isinstance(own, set) else own])
-    done = Done(mine)
+    result = SimpleNamespace(left_out={r: Rejection(reason=why) for r, why in mine.items()})
+    done: Any = SimpleNamespace(wait=lambda: result)
     if counts:
-        assert AgreedRound(done, ranks).wait() is done.result
+        assert AgreedRound(done, ranks).wait() is result
     else:
         with pytest.raises(RoundDiscarded, match="only some ranks"):
             AgreedRound(done, ranks).wait()
@@ -81,7 +70,7 @@ def test_a_rank_killed_in_an_exchange_ends_its_worker_which_comes_back_and_heals
         killed, survivor = second.ranks[rank], second.ranks[1 - rank]
         # The other one by itself, as no launcher ends it here: it is FSDP that notices, or what
         # the ranks tell each other.
-        assert (killed.wait(5), survivor.wait(5)) == (-signal.SIGKILL, 1)
+        assert (killed.returncode, survivor.returncode) == (-signal.SIGKILL, 1)
         assert re.search("rank of it is gone|gloo", survivor.last("error")), team.report()
         team.until(lambda: first.version > second.version)
         back = team.start("b", **SHARDED)
@@ -182,40 +171,38 @@ def test_sharded_workers_of_the_command_line_of_which_one_loses_a_rank(
     corpus,  # noqa: F811
 ) -> None:
     monkeypatch.setenv("THINWIRE_TOKEN", TOKEN)
-    running = []
+    running: list[Forked] = []
 
-    def start(team: Team, name: str, *more: str, ranks: int = 2):
+    def start(name: str, *more: str, ranks: int = 2) -> list[Forked]:
         given = FLAGS | {"corpus": corpus, "out": tmp_path / name}
         flags = [f"--{flag}={value}" for flag, value in given.items()]
-        processes = fork_ranks(ranks, "-m", "thinwire", "join", f"{team.url}/r", *flags, *more)
-        running.extend(processes)
-        return processes
+        url = f"file://{tmp_path}/store/r"
+        running.extend(fork_ranks(ranks, "-m", "thinwire", "join", url, *flags, *more))
+        return running[-ranks:]
 
-    def ended(processes) -> list[tuple[int, str]]:
+    def ended(processes: list[Forked]) -> list[tuple[int, str]]:
         return [(p.wait(100), p.stdout + p.stderr) for p in processes]
 
-    with Team(tmp_path) as team:
-        try:
-            first, second = start(team, "a"), start(team, "b")
-            checkpoints = tmp_path / "b" / "checkpoints"
-            team.until(lambda: list(checkpoints.glob("step-00000020*.json")), 90)
-            second[1].kill()
-            (status, said), _ = ended(second)
-            assert status == 1
-            assert said.count("error: cannot") == 1, said
-            # The first rank reads the folder; a launcher ends those that wait for it.
-            refused = start(team, "b", "--resume", "--worker-size", "4", ranks=4)
-            (status, said), *_ = ended(refused[:1])
-            assert status == 1
-            assert "worker_size differs; because the run there has 2 and this run 4" in said
-            for process in refused:
-                process.kill()
-            again = start(team, "b", "--resume")
-            for status, said in ended([*first, *again]):
-                assert status == 0, said
-        finally:
-            for process in running:
-                process.kill()
+    try:
+        first, second = start("a"), start("b")
+        checkpoints = tmp_path / "b" / "checkpoints"
+        until(lambda: list(checkpoints.glob("step-00000020*.json")), 90)
+        second[1].kill()
+        (status, said), _ = ended(second)
+        assert status == 1
+        assert said.count("error: cannot") == 1, said
+        # The first rank reads the folder; a launcher ends those that wait for it.
+        refused = start("b", "--resume", "--worker-size", "4", ranks=4)
+        (status, said), *_ = ended(refused[:1])
+        assert status == 1
+        assert "worker_size differs; because the run there has 2 and this run 4" in said
+        for process in refused:
+            process.kill()
+        for status, said in ended([*first, *start("b", "--resume")]):
+            assert status == 0, said
+    finally:
+        for process in running:
+            process.kill()
     summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in "ab"]
     assert summaries[0]["outer_digest"] == summaries[1]["outer_digest"]
     assert summaries[1]["events"]["counts"]["healed"]

@@ -9,13 +9,15 @@ import socketserver
 import threading
 import time
 from contextlib import ExitStack, closing
+from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import quote
 
+import psutil
 import pytest
 
 import thinwire as tw
-from hub_process import SECRET, TOKEN, Hub, got, hub, is_loopback, listening, parents, put
+from hub_process import SECRET, TOKEN, Hub, got, hub, listening, put
 from processes import until
 from thinwire.address import Address
 from thinwire.cli import main
@@ -55,7 +57,7 @@ def test_keys_and_endpoints_of_other_stores_change_nothing(running: Hub, monkeyp
 def test_nothing_but_the_port_of_the_address_is_reachable_from_elsewhere(running: Hub) -> None:
     found = listening(running.process.pid)
     assert len(found) >= 8, "SeaweedFS has more ports than that"
-    assert {port for address, port in found if not is_loopback(address)} == {running.port}
+    assert {port for ip, port in found if not ip_address(ip).is_loopback} == {running.port}
 
 
 def test_files_with_secrets_are_for_this_user_alone(running: Hub) -> None:
@@ -72,15 +74,11 @@ def test_files_with_secrets_are_for_this_user_alone(running: Hub) -> None:
 @pytest.mark.slow
 def test_a_certificate_is_for_the_advertised_host_and_this_machine(running: Hub, tmp_path) -> None:
     assert put(ObjectStore(f"hub://localhost:{running.port}", token=TOKEN), "by name", b"1")
-    for host, is_named in (("127.0.0.2", False), ("127.0.0.3", True)):
-        with hub(tmp_path, "--bind=0.0.0.0:0", "--advertise=127.0.0.3") as other:
-            port = HubAddress.read(other.address).port
-            store = ObjectStore(f"hub://{host}:{port}", token=TOKEN)
-            if is_named:
-                assert put(store, "x", b"1")
-                continue
-            with pytest.raises(ExchangeError):
-                put(store, "x", b"1", within_s=2)
+    with hub(tmp_path, "--bind=0.0.0.0:0", "--advertise=127.0.0.3") as other:
+        port = HubAddress.read(other.address).port
+        with pytest.raises(ExchangeError):
+            put(ObjectStore(f"hub://127.0.0.2:{port}", token=TOKEN), "x", b"1", within_s=2)
+        assert put(ObjectStore(f"hub://127.0.0.3:{port}", token=TOKEN), "x", b"1")
 
 
 @pytest.mark.slow
@@ -91,17 +89,18 @@ def test_it_ends_on_a_signal_and_when_it_is_killed_with_all_of_its_processes(tmp
         server, ports = started.weed(), {port for _, port in listening(started.process.pid)}
         if number == signal.SIGKILL:
             started.kill()
-            until(lambda server=server: server not in parents())
+            until(lambda server=server: not psutil.pid_exists(server))
             continue
         assert started.end(number) == 0, started.text()
         assert started.text().splitlines()[-1] == "stopped"
-        assert server not in parents()
+        assert not psutil.pid_exists(server)
         left = {int(file.stem.rpartition("-")[2]) for file in Path("/tmp").glob("seaweedfs-*.sock")}
         assert not ports & left
     started.start(wait=False)
-    until(lambda: started.process.pid in parents().values())  # it has a server
+    until(psutil.Process(started.process.pid).children)
+    server = started.weed()
     assert started.end(signal.SIGTERM) == 0, started.text()
-    assert started.process.pid not in parents().values()
+    assert not psutil.pid_exists(server)
 
 
 @pytest.mark.slow
@@ -225,13 +224,11 @@ class BadGateway(socketserver.StreamRequestHandler):
 def test_addresses_are_read_and_their_token_is_kept_out_of_sight(monkeypatch) -> None:
     monkeypatch.setenv("THINWIRE_TOKEN", "")  # so that it is restored
     monkeypatch.delenv("THINWIRE_TOKEN")
-    whole = HubAddress("::1", 29600, "se/cr@t of many characters", "first").text()
+    address = HubAddress("::1", 29600, "se/cr@t of many characters", "first")
+    whole = address.text()
     assert whole == "hub://se%2Fcr%40t%20of%20many%20characters@[::1]:29600/first"
-    read = HubAddress.read(f" {whole}\n")
-    assert (read.host, read.port, read.secret, read.run) == (
-        "::1", 29600, "se/cr@t of many characters", "first",
-    )  # fmt: skip
-    assert repr(read) == str(read) == "hub://[::1]:29600"
+    assert HubAddress.read(f" {whole}\n") == address
+    assert repr(address) == str(address) == "hub://[::1]:29600"
     transport = tw.transport.Elastic(whole)
     assert (transport.url, transport.run_name) == ("hub://[::1]:29600", "first")
     assert tw.transport.Elastic(whole, run="second").run_name == "second"
@@ -243,6 +240,3 @@ def test_addresses_are_read_and_their_token_is_kept_out_of_sight(monkeypatch) ->
         ObjectStore("hub://h:1")
     assert read_address(whole) == Address("hub://[::1]:29600", "first")
     assert os.environ["THINWIRE_TOKEN"] == "se/cr@t of many characters"
-    monkeypatch.setenv("THINWIRE_TOKEN", "another one of many characters")
-    with pytest.raises(ConfigurationError, match="another one than that of THINWIRE_TOKEN"):
-        ObjectStore(whole)
