@@ -277,9 +277,6 @@ def test_a_worker_killed_at_any_request_goes_on_bit_for_bit(tmp_path, after) -> 
         assert (server.stats.arrivals, server.stats.refused) == (3, {})
 
 
-# -- what is refused -------------------------------------------------------------------------------
-
-
 @contextmanager
 def served(run: Run, server: AsyncServer) -> Iterator[None]:
     """A server beside the test, which ends it by finishing the run."""
@@ -417,9 +414,6 @@ def test_steps_of_a_lost_worker_go_to_another_one(tmp_path) -> None:
     assert peer.taken == server.stats.steps_done == 30
     # It finds out that the run is over, though nobody answers.
     assert Peer(run, rank=1).work().taken == 0
-
-
-# -- processes -------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -87,13 +87,10 @@ def test_grace_lets_those_who_arrive_within_it_start_from_the_same_theta() -> No
     assert [given[::2] for given in team.given[3:5]] == [(0, 12), (1, 12)]
     without = AsyncTeam(method(), (2.0, 1.9, 0.5), options=SAME_STEPS, total_steps=None).run(2)
     assert [given[::2] for given in without.given[3:4]] == [(0, 6)]
-
-
-def test_grace_ends_when_all_have_arrived() -> None:
+    # It ends when all have arrived.
     options = AsyncOptions(dynamic_steps=False, grace_s=100.0)
     team = AsyncTeam(method(), (2.0, 1.9, 0.5), options=options, total_steps=None, build=sgd)
-    team.run(1)
-    assert team.simulation.now_s == 12.0
+    assert team.run(1).simulation.now_s == 12.0
     synchronous = tw.presets.diloco(sync_every=6, outer=NESTEROV)
     expected = Team(synchronous, sgd, 3).train(24).anchor()
     assert largest_difference(team.run(3).theta(), expected) < ROUNDING

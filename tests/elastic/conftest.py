@@ -1,3 +1,5 @@
+import logging
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,3 +19,10 @@ def quick(monkeypatch) -> None:
 @pytest.fixture
 def store() -> Any:
     return memory()
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)

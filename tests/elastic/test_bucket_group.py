@@ -59,9 +59,6 @@ def key_of(store: Any, round: int, rank: int) -> str:
     return key
 
 
-# -- late messages ---------------------------------------------------------------------------------
-
-
 def test_a_message_that_comes_too_late_counts_for_no_worker_and_is_sent_again(store) -> None:
     running, hold = workers(store, 3, timeout_s=0.4, token=SECRET), Hold()
     running[1].before("put", message(2, 1), hold)
@@ -85,9 +82,6 @@ def test_a_message_that_comes_too_late_counts_for_no_worker_and_is_sent_again(st
     assert left["w0"] == left["w2"] == 0.0 < left["w1"]
     # The others would have waited for it otherwise.
     assert {worker.version for worker in running} == {4}
-
-
-# -- messages that are not what was sent -----------------------------------------------------------
 
 
 FORGED = {
@@ -180,9 +174,6 @@ def test_a_lone_worker_tells_its_rounds_apart() -> None:
     # As they are applied, which is not as they were sent where one was discarded and sent again.
     assert [group.place_of([sent[what]]).split("/")[3] for what in "ab"] == ["a", "b"]
     group.close()
-
-
-# -- workers that stay -----------------------------------------------------------------------------
 
 
 STAYING = 3 * H + 1

@@ -49,9 +49,6 @@ def rolls(store: Any) -> list[dict[str, Any]]:
     return [json.loads(read(store, key)[:-4]) for key in names_in(store, "a-run/roll/")]
 
 
-# -- workers that differ from the others -----------------------------------------------------------
-
-
 def test_a_worker_whose_anchor_changed_takes_a_snapshot(monkeypatch, store) -> None:
     monkeypatch.setattr(bucket_workers, "SNAPSHOT_AFTER", 1e6)  # only because it is needed
     running = workers(store, 3)
@@ -75,9 +72,6 @@ def test_a_worker_with_other_initial_weights_takes_those_of_the_others(store) ->
     slowly(*running, other)
     assert len(set(train([*running, other], LONG))) == 1
     assert [bool(worker.events("healed")) for worker in (*running, other)] == [False, False, True]
-
-
-# -- workers that come back, or late ---------------------------------------------------------------
 
 
 def test_a_newcomer_replays_the_rounds_of_a_lone_worker(store) -> None:
@@ -145,9 +139,6 @@ def test_one_long_wait_makes_no_later_one_long(store) -> None:
         assert len(set(ended([first, late]))) == 1
 
 
-# -- snapshots -------------------------------------------------------------------------------------
-
-
 def test_snapshots_are_written_by_turns_and_what_they_replace_is_deleted(snapshots, store) -> None:
     running = workers(store, 2)
     slowly(*running)
@@ -157,9 +148,6 @@ def test_snapshots_are_written_by_turns_and_what_they_replace_is_deleted(snapsho
     assert writers >= {"w0", "w1"}
     assert "a-run/roll/00000001" in names_in(store)
     assert names_in(store, "a-run/message/00000002/") == []
-
-
-# -- the end ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("steps", "slow_s"), [(3 * H, 0.0), (3 * H + 1, 0.0), (3 * H, 0.2)])
@@ -234,9 +222,6 @@ def test_no_worker_waits_for_one_that_has_left(store) -> None:
     assert running[0].events("left")
 
 
-# -- errors ----------------------------------------------------------------------------------------
-
-
 def test_a_worker_of_another_run_is_refused_by_what_differs(store) -> None:
     def wider() -> torch.nn.Module:
         return build_model().append(torch.nn.Linear(3, 3))
@@ -290,9 +275,6 @@ def test_a_full_store_ends_no_training_over_a_snapshot(snapshots, store) -> None
         worker.before("put", lambda key: "/state/" in key, full)
     assert len(set(train(running, 5 * H))) == 1
     assert any(worker.events("unsaved") for worker in running)
-
-
-# -- odd sizes -------------------------------------------------------------------------------------
 
 
 class Table(torch.nn.Module):

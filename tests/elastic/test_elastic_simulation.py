@@ -1,6 +1,5 @@
 """Whole sessions over a store in memory, under one scheduler with a virtual clock."""
 
-import logging
 import os
 from dataclasses import replace
 from itertools import pairwise
@@ -11,15 +10,10 @@ from elastic_simulation import Fault, Setup, Violation, play
 from thinwire.elastic.group import StoreGroup
 from thinwire.transport.object_store import ObjectStore
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 SCHEDULES = int(os.environ.get("THINWIRE_SCHEDULES", "100000"))
 STARTS = [0, 50, 100, *range(1000, SCHEDULES + 1, 1000)]
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    logging.disable()
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def failures(seeds, **changes) -> dict[int, Exception]:
@@ -69,9 +63,6 @@ def test_the_same_seed_replays_the_same_schedule() -> None:
     one, two = (play(17, trace=True)[0].lines for _ in range(2))
     assert one == two
     assert len(one) > 10
-
-
-# -- what the checks find --------------------------------------------------------------------------
 
 
 def test_a_store_that_ignores_put_if_absent_is_named_and_found(monkeypatch) -> None:

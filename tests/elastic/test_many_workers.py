@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import json
-import logging
 import time
 from collections import Counter
 from dataclasses import replace
@@ -21,14 +20,9 @@ from thinwire.membership import Progress, Replay, RoundRecord
 from thinwire.transport.object_store import ObjectStore, now_s, together
 from virtual_time import StoreFaults, VirtualLoop, VirtualStore
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 RUN = "run/"
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    logging.disable()
-    yield
-    logging.disable(logging.NOTSET)
 
 
 class Watched(Simulation):
@@ -70,9 +64,6 @@ def run_of(workers: int, **changes) -> Watched:
     simulation = Watched(replace(setup, **changes))
     simulation.run()
     return simulation
-
-
-# -- what workers read of each other ---------------------------------------------------------------
 
 
 @pytest.fixture(name="many", scope="module")
@@ -123,9 +114,6 @@ def test_a_round_that_is_replayed_has_the_names_that_counted(monkeypatch) -> Non
         assert record.facts["counted"] == [name for rank, name in names if rank not in left_out]
 
 
-# -- how long they wait ----------------------------------------------------------------------------
-
-
 def test_a_newcomer_goes_on_after_many_dead_workers_within_minutes() -> None:
     kill = Fault(kind="kill", slot=-1, at_s=12.0, back="never")
     workers = 3 * FEW
@@ -173,9 +161,6 @@ def test_signs_of_life_are_looked_up_for_a_few_of_many_missing_workers(request) 
         assert await found() == set(names)
 
     loop.run_until_complete(look())
-
-
-# -- one process -----------------------------------------------------------------------------------
 
 
 def test_few_requests_are_made_at_once() -> None:

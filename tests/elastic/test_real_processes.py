@@ -75,9 +75,6 @@ def test_a_stopped_worker_costs_the_others_one_wait(team: Team) -> None:
     assert victim.events("healed"), team.report()
 
 
-# -- an S3 server ----------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_worker_that_was_stopped_longer_than_all_timeouts_does_not_go_on_alone(
     tmp_path, s3

@@ -45,9 +45,6 @@ def call(name: str) -> WorkerReport:
     return WorkerReport(name=name, phase="join", position=AT)
 
 
-# -- rolls and calls -------------------------------------------------------------------------------
-
-
 def test_other_names_beside_rolls_are_no_rolls(store) -> None:
     run = objects(store)
     for number in (1, 2, 3):
@@ -119,9 +116,6 @@ def test_a_call_is_replaced_and_forgotten(store) -> None:
     assert names_in(store) == []
 
 
-# -- messages --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("token", [None, SECRET], ids=["open", "sealed"])
 def test_messages_of_old_rolls_are_deleted_but_not_what_stands_for_lost_ones(token, store) -> None:
     run = objects(store, token)
@@ -153,9 +147,6 @@ def test_a_request_for_a_large_message_may_take_as_long_as_all_of_them(monkeypat
     found = do(run.messages("a-run/message/x", 2, soon(), nbytes=40_000))
     assert [each.numel() for each in found] == [20_000] * 2
     assert run.store.requests.retries == 0
-
-
-# -- snapshots -------------------------------------------------------------------------------------
 
 
 def written(store: Any, token: str | None = None, payload: bytes = b"a snapshot") -> str:
@@ -222,9 +213,6 @@ def test_the_two_newest_snapshots_are_kept_and_so_is_one_that_is_being_written(s
     do(run.delete_states(soon()))
     kept = {int(key.split("/")[2]) for key in names_in(store, "a-run/state/")}
     assert kept == {5, 8, 9}
-
-
-# -- what the run is -------------------------------------------------------------------------------
 
 
 def test_a_description_that_does_not_open_names_the_token(store) -> None:

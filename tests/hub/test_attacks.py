@@ -79,9 +79,6 @@ def test_what_is_not_signed_is_refused(victim: Hub) -> None:
 
 
 def test_keys_of_another_token_are_refused_even_by_who_trusts_the_hub(victim: Hub) -> None:
-    stranger = ObjectStore(victim.address, token=OTHER)
-    with pytest.raises(ExchangeError, match="sending request"):  # it trusts another authority
-        asyncio.run(stranger.get("run/secret", time.monotonic() + 2, nbytes=1))
     own = hub_keys(TOKEN)
     for keys in (hub_keys(OTHER), ("", ""), (own[0], "0" * 64), (own[0], "")):
         store = ObjectStore(HubAddress.read(victim.address).open(TOKEN, keys))
@@ -181,16 +178,6 @@ def test_a_recorded_put_with_another_body_does_not_open(victim: Hub) -> None:
     assert there is None or objects.opened(there, "run/a") is None
 
 
-def test_a_recorded_report_can_be_put_back_for_a_quarter_of_an_hour(victim: Hub) -> None:
-    until_s = time.monotonic() + 60
-    older = recorded(lambda store: store.replace("run/call", memoryview(b"older"), until_s))
-    store = ObjectStore(victim.address, token=TOKEN)
-    asyncio.run(store.replace("run/call", memoryview(b"newer"), until_s))
-    # Not by a listener, who sees nothing of a request: by who records inside of TLS.
-    assert asked(victim, older).startswith(b"HTTP/1.1 200 ")
-    assert got(store, "run/call") == b"older"
-
-
 def test_an_upload_without_keys_is_thrown_away_as_it_comes(victim: Hub) -> None:
     before = resident_nbytes(victim), folder_nbytes(victim)
     head = "PUT /thinwire/huge HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000000000000\r\n\r\n"
@@ -235,13 +222,8 @@ def test_what_is_no_tls_is_refused_and_many_connections_do_not_shut_others_out(v
 @pytest.mark.slow
 def test_loopback_ports_give_nothing_to_other_users_of_the_machine(victim: Hub) -> None:
     """They demand a certificate, or know no object by the names that S3 has."""
-    names = (
-        "/thinwire/run/secret",
-        "/buckets/thinwire/run/secret",
-        "/1,01637037d6",
-        "/2,01637037d6",
-    )
-    attempts = [request(f"{method} {name}") for method in ("GET", "DELETE") for name in names]
+    names = ("thinwire/run/secret", "buckets/thinwire/run/secret", "1,01637037d6", "2,01637037d6")
+    attempts = [request(f"{method} /{name}") for method in ("GET", "DELETE") for name in names]
     attempts += [request(f"PUT /{n},0f0000000a", body=b"mine") for n in (1, 2)]
     attempts.append(HTTP2)
     stranger = member_tls()

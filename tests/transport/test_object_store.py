@@ -166,9 +166,6 @@ def test_a_store_that_pays_no_heed_to_conditions_is_refused(monkeypatch) -> None
     assert asyncio.run(store.sizes("", time.monotonic() + 10)) == {}
 
 
-# -- keys that a store accepted before and refuses now, or with another time -----------------------
-
-
 async def get(store: ObjectStore, within_s: float) -> None:
     assert await store.get("nothing", time.monotonic() + within_s, nbytes=1) is None
 
@@ -199,9 +196,6 @@ def test_keys_are_refused_at_once_only_before_they_were_accepted(s3, caplog, sta
         refused[0] = True
         with pytest.raises(ExchangeTimeout, match=rf"{status} .*<Code>.*this clock is right"):
             asyncio.run(get(store, 1))
-
-
-# -- objects that are waited for are requested when they appear ------------------------------------
 
 
 @pytest.fixture
