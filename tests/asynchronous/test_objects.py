@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import obstore
@@ -19,11 +20,7 @@ from asynchronous_team import AsyncTeam, method
 from forked import Forked
 from processes import ended, until
 from thinwire.asynchronous import Assignment, AsyncOptions, AsyncServer, AsyncWorker
-from thinwire.asynchronous.objects import (
-    AsyncStoreServer,
-    AsyncStoreWorker,
-    read_status,
-)
+from thinwire.asynchronous.objects import AsyncStoreServer, AsyncStoreWorker, read_status
 from thinwire.files import replace_file
 from thinwire.plan.shape import Shape
 from thinwire.plan.traffic import traffic
@@ -212,56 +209,27 @@ def test_a_server_killed_in_a_grace_applies_no_message_twice(tmp_path) -> None:
     assert sum(peer.taken for peer in peers) == server.stats.steps_done == 48
 
 
-def crashing(work: Callable[[ObjectStore], object], run: Run, dies_at: int, after: bool) -> int:
-    """`work` with a process that is killed at a request, and started again; how often it died."""
-    try:
-        work(Mortal(run.store, dies_at, after=after))
-    except Crash:
-        work(ObjectStore(run.store))
-        return 1
-    return 0
-
-
 @pytest.mark.parametrize(
-    ("after", "deaths_at"),
+    ("who", "after", "deaths_at"),
     [
-        pytest.param(False, (3, 8, 9), id="before"),
-        pytest.param(True, (7, 10, 12), id="answer lost"),
-        pytest.param(False, range(1, 40), id="before any", marks=pytest.mark.slow),
-        pytest.param(True, range(1, 40), id="answer of any lost", marks=pytest.mark.slow),
+        pytest.param("server", False, (3, 8, 9), id="server, before"),
+        pytest.param("server", True, (7, 10, 12), id="server, answer lost"),
+        pytest.param("server", False, range(1, 40), id="server, any", marks=pytest.mark.slow),
+        pytest.param("server", True, range(1, 40), id="server, any answer", marks=pytest.mark.slow),
+        pytest.param("worker", False, range(1, 6), id="worker, before"),
+        pytest.param("worker", True, range(1, 6), id="worker, answer lost"),
     ],
 )
-def test_a_server_killed_at_a_request_goes_on_bit_for_bit(tmp_path, after, deaths_at) -> None:
+def test_who_is_killed_at_a_request_goes_on_bit_for_bit(tmp_path, who, after, deaths_at) -> None:
     settings, deaths = method(**COMPRESSED), 0
     expected = simulated(settings, 18)
     for dies_at in deaths_at:
-        folder = tmp_path / str(dies_at)
-        folder.mkdir()
-        run, servers = Run(folder, settings, total_steps=18), list[AsyncServer]()
+        run, servers, peers = Run(tmp_path, settings, total_steps=18), [], []
+        run.file = tmp_path / str(dies_at)
 
         def serve(store: ObjectStore, run=run, servers=servers) -> None:
             servers.append(run.server())
             run.serve(servers[-1], store)
-
-        working = beside(Peer(run).work)
-        died = crashing(serve, run, dies_at, after)
-        working.join()
-        assert (servers[-1].digest(), servers[-1].stats) == (expected.digest(), expected.stats)
-        deaths += died
-        if not died:
-            break
-    assert deaths == 3 or 15 < deaths < 39
-
-
-@pytest.mark.parametrize("after", [False, True], ids=["before", "answer lost"])
-def test_a_worker_killed_at_any_request_goes_on_bit_for_bit(tmp_path, after) -> None:
-    settings = method(**COMPRESSED)
-    expected = simulated(settings, 18)
-    for dies_at in range(1, 6):
-        folder = tmp_path / str(dies_at)
-        folder.mkdir()
-        run, peers = Run(folder, settings, total_steps=18), list[Peer]()
-        server = run.server()
 
         def work(store: ObjectStore, run=run, peers=peers) -> None:
             saved = peers[-1].saved if peers else None
@@ -270,11 +238,22 @@ def test_a_worker_killed_at_any_request_goes_on_bit_for_bit(tmp_path, after) -> 
             peers[-1].saved = saved
             peers[-1].work()
 
-        serving = beside(lambda run=run, server=server: run.serve(server))
-        assert crashing(work, run, dies_at, after) == (dies_at < 5)
-        serving.join()
-        assert server.digest() == expected.digest()
-        assert (server.stats.arrivals, server.stats.refused) == (3, {})
+        mortal, other = (serve, work) if who == "server" else (work, serve)
+        running = beside(partial(other, ObjectStore(run.store)))
+        before = deaths
+        try:
+            mortal(Mortal(run.store, dies_at, after=after))
+        except Crash:
+            mortal(ObjectStore(run.store))
+            deaths += 1
+        running.join()
+        stats = servers[-1].stats
+        assert servers[-1].digest() == expected.digest()
+        assert (stats.arrivals, stats.refused) == (3, {})
+        assert who == "worker" or stats == expected.stats
+        if deaths == before:
+            break
+    assert deaths == {"server": 3, "worker": 4}[who] or 15 < deaths < 39
 
 
 @contextmanager
@@ -300,13 +279,12 @@ def test_another_run_is_refused_by_the_field_that_differs(tmp_path) -> None:
         ):
             with pytest.raises(tw.MismatchError, match=why):
                 peer.work()
-    for folder, settings, why in (
-        (tmp_path / "b", method(), "writer differs"),
-        (tmp_path / "c", method(lr=0.6), r"method\.outer\.lr differs"),
+    for settings, why in (
+        (method(), "writer differs"),
+        (method(lr=0.6), r"method\.outer\.lr differs"),
     ):
-        folder.mkdir()
-        other = Run(folder, settings)
-        other.store = run.store
+        other = Run(tmp_path, settings)
+        other.store, other.file = run.store, tmp_path / "another"
         with pytest.raises(tw.MismatchError, match=why):
             other.serve(other.server())
 

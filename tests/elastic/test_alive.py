@@ -61,25 +61,20 @@ def test_a_store_that_refuses_signs_ends_nothing(caplog) -> None:
 
 
 def test_waits_double_until_an_exchange_succeeds() -> None:
-    timeouts, fixed = (
-        Timeouts(floor_s=5, patience=0.5, unmeasured_s=60, fixed_s=fixed_s)
-        for fixed_s in (None, 7.0)
-    )
+    known = {"floor_s": 5, "patience": 0.5, "unmeasured_s": 60}
+    timeouts, fixed = Timeouts(**known), Timeouts(**known, fixed_s=7.0)
     assert (timeouts.round_s, timeouts.late()) == (None, 60)
     assert timeouts.exchange(125_000) == 5 + 60 + 1
     timeouts.exchanged(1000, seconds=1.0)
     timeouts.finished_round(20.0)
-    assert timeouts.exchange(1000) == 5 + 10 + 3
-    assert timeouts.exchange(2000) == 5 + 10 + 6
-    assert timeouts.exchange(0) == 5 + 10 + 3
-    timeouts.timed_out()
-    timeouts.timed_out()
-    assert timeouts.exchange(1000) == 4 * 18
-    timeouts.exchanged(1000, seconds=1.0)
-    assert timeouts.exchange(1000) == 18
-    for _ in range(2000):
-        timeouts.timed_out()
-    assert timeouts.exchange(1000) == 3600
+    waits = [timeouts.exchange(nbytes) for nbytes in (1000, 2000, 0)]
+    assert waits == [5 + 10 + 3, 5 + 10 + 6, 5 + 10 + 3]
+    for times, wait_s in ((2, 4 * 18), (2000, 3600)):
+        for _ in range(times):
+            timeouts.timed_out()
+        assert timeouts.exchange(1000) == wait_s
+        timeouts.exchanged(1000, seconds=1.0)
+        assert timeouts.exchange(1000) == 18
     fixed.timed_out()
     fixed.exchanged(10, seconds=100.0)
     assert fixed.exchange(10**9) == 7.0

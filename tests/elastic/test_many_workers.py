@@ -142,23 +142,18 @@ def test_signs_of_life_are_looked_up_for_a_few_of_many_missing_workers(request) 
     loop = VirtualLoop(Random(1))
     request.addfinalizer(loop.close)
     store, names = ObjectStore("memory://"), [f"w{n}:1" for n in range(4 * FEW)]
-    virtual = VirtualStore(loop, Random(2), StoreFaults(), lambda key, raw: None)
-    store._obstore = virtual
-    objects = RunObjects(store, "run", None)
-    lost = LostWorkers(objects, 10.0)
-
-    async def found() -> set[str]:
-        for _ in range(5):
-            await lost.first_of(names)
-            await asyncio.sleep(2.0)
-        return await lost.first_of(names)
+    store._obstore = virtual = VirtualStore(loop, Random(2), StoreFaults(), lambda key, raw: None)
+    lost = LostWorkers(RunObjects(store, "run", None), 10.0)
 
     async def look() -> None:
         await lost.first_of(names)
         assert virtual.requests == FEW
-        # All of these are lost, so that the others may be, too.
-        assert await found() == set(names[:FEW])
-        assert await found() == set(names)
+        # All of the first few are lost, so that the others may be, too.
+        for there in (names[:FEW], names):
+            for _ in range(5):
+                await lost.first_of(names)
+                await asyncio.sleep(2.0)
+            assert await lost.first_of(names) == set(there)
 
     loop.run_until_complete(look())
 

@@ -17,9 +17,8 @@ AT = Progress(version=3, step=15, digest="ab")
 
 
 def roll(number: int, **changes) -> View:
-    return View(
-        **{"number": number, "names": ("a:1",), "phase": "round", "position": AT, **changes}
-    )
+    known = {"names": ("a:1",), "phase": "round", "position": AT, **changes}
+    return View(number=number, **known)
 
 
 def call(name: str) -> WorkerReport:

@@ -1,6 +1,7 @@
 """A hub as a real process: what is kept, how it ends, and workers that train over it."""
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -17,6 +18,9 @@ import psutil
 import pytest
 
 import thinwire as tw
+import training
+from elastic_team import TOKEN as OF_TEAM
+from elastic_team import Team
 from hub_process import SECRET, TOKEN, Hub, got, hub, listening, put
 from processes import until
 from thinwire.address import Address
@@ -240,3 +244,56 @@ def test_addresses_are_read_and_their_token_is_kept_out_of_sight(monkeypatch) ->
         ObjectStore("hub://h:1")
     assert read_address(whole) == Address("hub://[::1]:29600", "first")
     assert os.environ["THINWIRE_TOKEN"] == "se/cr@t of many characters"
+
+
+@pytest.mark.slow
+def test_a_pasted_address_is_enough_and_its_token_is_in_no_file_or_line(
+    running: Hub, tiny, tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.setenv("THINWIRE_TOKEN", "")  # so that it is restored
+    monkeypatch.delenv("THINWIRE_TOKEN")
+    written = quote(SECRET, safe="")
+    whole = f"hub://{written}@127.0.0.1:{running.port}/r"
+    short = ("--evaluate-steps", "0", "--warmup-steps", "2", "--min-workers", "2")
+    with training.Team(tmp_path, tiny("diloco", steps=15), whole, *short) as team:
+        said = [team.start("a"), team.start("b")]
+        summaries = team.finish()
+    assert len({summary["outer_digest"] for summary in summaries.values()}) == 1
+    assert main(["status", whole, "--json"]) == 0
+    texts = [*capsys.readouterr()]
+    told = json.loads(texts[0])["run"]
+    assert (told["over"], told["step"]) == (True, 15)
+    assert main(["doctor", whole, "--parameters", "1M", "--layers", "2"]) == 0
+    texts += [*capsys.readouterr()]
+    assert "put" in texts[2] or "store" in texts[2]
+    texts += [process.stdout + process.stderr for process in said]
+    texts += [file.read_text(errors="replace") for file in tmp_path.rglob("*") if file.is_file()]
+    for text in texts:
+        assert SECRET not in text
+        assert written not in text
+
+
+WORK = [f"trainer_workers.elastic_{trainer}" for trainer in ("hugging_face", "lightning")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("work", ["elastic_worker.work", *WORK])
+def test_a_killed_worker_comes_back_over_a_hub_that_is_killed(
+    work: str, ranks: int, tmp_path
+) -> None:
+    options = {"out": str(tmp_path / "out"), "layers": 4, "steps": 60, "step_s": 0.05}
+    with (
+        hub(tmp_path, THINWIRE_TOKEN=OF_TEAM) as started,
+        Team(tmp_path, hub=started, work=work, **options) as team,
+    ):
+        first, second = team.start_all("a", "b", ranks=ranks)
+        second.ranks[-1].kill()
+        team.until(lambda: all(rank.gone for rank in second.ranks))
+        started.kill()
+        back = team.start("b", ranks=ranks)
+        started.start()
+        assert team.finish(120) == [*first.ranks, *back.ranks]
+        assert back.events("healed"), team.report()
+        assert {rank.last("last_step") for rank in (*first.ranks, *back.ranks)} == {60}
+        assert any("b" in event["who"] for event in first.events("arrived")), team.report()

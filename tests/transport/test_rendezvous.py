@@ -40,22 +40,17 @@ def test_workers_that_met_keep_the_contract(workers: int) -> None:
 
 def test_ranks_meet_their_counterparts() -> None:
     """Two workers of two ranks, without a process group that joins a worker's ranks."""
-    port, met = free_port(), []  # the first one serves the others
+    places = {"worker": [0, 0, 1, 1], "rank": [0, 1, 0, 1]}
+    transports = meet(free_port(), 4, workers=2, ranks=2, **places)
 
-    def one(place: tuple[int, int]) -> list[int]:
-        worker, rank = place
-        transport = Rendezvous(
-            f"127.0.0.1:{port}", worker=worker, workers=2, rank=rank, ranks=2, timeout_s=20
-        )
-        payload = torch.tensor([10 * worker + rank], dtype=torch.uint8)
+    def gather(number: int) -> list[int]:
+        payload, transport = torch.tensor([number], dtype=torch.uint8), transports[number]
         received = transport.run(gathered(payload, transport.rank, 2), TAG).wait()
-        met.append(transport)
-        return [int(p) for p in received]
+        return [int(each) for each in received]
 
-    places = [(worker, rank) for worker in range(2) for rank in range(2)]
     with ThreadPoolExecutor(4) as threads:
-        assert list(threads.map(one, places)) == [[0, 10], [1, 11]] * 2
-    for transport in met:
+        assert list(threads.map(gather, range(4))) == [[0, 2], [1, 3]] * 2
+    for transport in transports:
         transport.close()
 
 
