@@ -84,12 +84,8 @@ class Worker(forked.Forked):
 class Team:
     """Workers, all of them processes, that share an object store and nothing else; ends them all.
 
-    Args:
-        tmp_path: of the test; the store is a folder in it, unless there is an endpoint or a hub.
-        endpoint: of an S3 server, to which workers have a way that can be cut.
-        hub: of the same token.
-        work: what a worker does, MODULE.FUNCTION.
-        options: of all workers.
+    The store is a folder of the test's, a hub of the same token, or an S3 server, to which workers
+    have a way that can be cut. Each does `work`, MODULE.FUNCTION, with these and its own options.
     """
 
     def __init__(

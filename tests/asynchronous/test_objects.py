@@ -39,15 +39,9 @@ class Crash(BaseException):
 
 
 class Mortal(ObjectStore):
-    """A store whose process dies at its n-th request that changes something.
+    """A store whose process dies at its n-th request that changes something, or the answer."""
 
-    Args:
-        store: the objects.
-        dies_at: number of the request, from 1; 0 never.
-        after: whether the request arrives; its answer never does.
-    """
-
-    def __init__(self, store: MemoryStore, dies_at: int = 0, *, after: bool = False) -> None:
+    def __init__(self, store: MemoryStore, dies_at: int, *, after: bool) -> None:
         super().__init__(store)
         self.writes, self.dies_at, self.after = 0, dies_at, after
 

@@ -96,41 +96,10 @@ def test_grace_lets_those_who_arrive_within_it_start_from_the_same_theta() -> No
     assert largest_difference(team.run(3).theta(), expected) < ROUNDING
 
 
-CODECS = {
-    "2 bits": {"codec": tw.codecs.Quantise(bits=2), "feedback": tw.ErrorFeedback(decay=0.9)},
-    "top-k": {"codec": tw.codecs.TopK(k=512), "feedback": tw.ErrorFeedback(decay=0.95)},
-    "random-k": {
-        "codec": tw.codecs.RandomK(k=2048, seed=1),
-        "feedback": tw.ErrorFeedback(decay=0.9),
-    },
-    "bf16": {"codec": tw.codecs.CastBF16()},
-}
-
-
-def final_loss(theta: list[torch.Tensor]) -> float:
-    model = build_model()
-    with torch.no_grad():
-        for parameter, value in zip(model.parameters(), theta, strict=True):
-            parameter.copy_(value)
-        return sum(float(loss(model, step, 0)) for step in range(20)) / 20
-
-
-@pytest.mark.parametrize("name", CODECS)
-def test_arrivals_may_be_compressed(name) -> None:
-    # Feedback acts as momentum does: with 0.9 of both this toy diverges.
-    outer = {"momentum": 0.6, "lr": 0.8}
-    plain = AsyncTeam(method(**outer), (3.0, 2.0, 1.0), total_steps=150).run()
-    team = AsyncTeam(method(**outer, **CODECS[name]), (3.0, 2.0, 1.0), total_steps=150).run()
-    assert team.server.stats.received_bytes < plain.server.stats.received_bytes
-    assert team.server.stats.sent_bytes == plain.server.stats.sent_bytes
-    begin, end = final_loss([p.detach() for p in build_model().parameters()]), plain.theta()
-    assert final_loss(team.theta()) < 0.2 * begin + 0.8 * final_loss(end)
-    assert not same_bits(team.theta(), end)
-
-
-def test_with_feedback_everything_is_sent_sooner_or_later() -> None:
+@pytest.mark.parametrize("codec", [tw.codecs.TopK(k=64), tw.codecs.RandomK(k=64, seed=1)])
+def test_with_feedback_everything_is_sent_sooner_or_later(codec) -> None:
     """decay 1, plain averaging by one worker: theta plus what is owed is what was trained."""
-    feedback = {"codec": tw.codecs.TopK(k=64), "feedback": tw.ErrorFeedback(decay=1.0)}
+    feedback = {"codec": codec, "feedback": tw.ErrorFeedback(decay=1.0)}
     compressed = method(outer=tw.outer.SGD(lr=1.0), sync_every=1, **feedback)
     team = AsyncTeam(compressed, (1.0,), total_steps=40, build=sgd)
 
@@ -152,10 +121,14 @@ def test_with_feedback_everything_is_sent_sooner_or_later() -> None:
     assert float((begin - flat() + owed - moved).abs().max()) < 1e-5
 
 
-@pytest.mark.parametrize(("name", "stop"), [("2 bits", 1), ("2 bits", 5), ("bf16", 2)])
-def test_a_run_resumes_bit_for_bit(name, stop) -> None:
+TWO_BITS = {"codec": tw.codecs.Quantise(bits=2), "feedback": tw.ErrorFeedback(decay=0.9)}
+BF16 = {"codec": tw.codecs.CastBF16()}
+
+
+@pytest.mark.parametrize(("fields", "stop"), [(TWO_BITS, 1), (TWO_BITS, 5), (BF16, 2)])
+def test_a_run_resumes_bit_for_bit(fields, stop) -> None:
     def team(**known) -> AsyncTeam:
-        return AsyncTeam(method(**CODECS[name]), (3.0, 2.0, 1.1), total_steps=89, **known)
+        return AsyncTeam(method(**fields), (3.0, 2.0, 1.1), total_steps=89, **known)
 
     def resumed(state: dict) -> AsyncTeam:
         return team(outer_device="cpu").load_state_dict(state).run()  # which changes no bit
@@ -171,7 +144,7 @@ def test_a_run_resumes_bit_for_bit(name, stop) -> None:
     assert found.server.digest() == whole.server.digest()
     assert found.server.stats == whole.server.stats
     assert found.simulation.now_s == whole.simulation.now_s
-    if "feedback" in CODECS[name]:  # the control: without what is owed it differs
+    if "feedback" in fields:  # the control: without what is owed it differs
         for worker in state["workers"]:
             worker["feedback"]["residual"].zero_()
         assert not same_bits(resumed(state).theta(), whole.theta())

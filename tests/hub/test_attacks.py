@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import hashlib
-import os
 import re
 import socket
 import ssl
@@ -12,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hub_process import TOKEN, Hub, got, listening, member_tls, put
@@ -179,26 +179,24 @@ def test_a_recorded_put_with_another_body_does_not_open(victim: Hub) -> None:
 
 
 def test_an_upload_without_keys_is_thrown_away_as_it_comes(victim: Hub) -> None:
-    before = resident_nbytes(victim), folder_nbytes(victim)
+    processes = [psutil.Process(pid) for pid in (victim.process.pid, victim.weed())]
+
+    def taken() -> tuple[int, int]:
+        """Memory, and what is in the folder."""
+        files = [file for file in victim.folder.rglob("*") if file.is_file()]
+        memory = sum(process.memory_info().rss for process in processes)
+        return memory, sum(file.stat().st_size for file in files)
+
+    before = taken()
     head = "PUT /thinwire/huge HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000000000000\r\n\r\n"
     with over_tls(victim) as connection:
         connection.sendall(head.encode())
         for _ in range(96):
             connection.sendall(bytes(1 << 20))
-        after = resident_nbytes(victim), folder_nbytes(victim)
+        after = taken()
     assert after[0] - before[0] < 48 << 20
     assert after[1] - before[1] < 1 << 20
     assert still_there(victim)
-
-
-def resident_nbytes(victim: Hub) -> int:
-    """Memory of the hub and of SeaweedFS."""
-    pages = (Path(f"/proc/{pid}/statm").read_text() for pid in (victim.process.pid, victim.weed()))
-    return sum(int(text.split()[1]) for text in pages) * os.sysconf("SC_PAGE_SIZE")
-
-
-def folder_nbytes(victim: Hub) -> int:
-    return sum(file.stat().st_size for file in victim.folder.rglob("*") if file.is_file())
 
 
 def test_what_is_no_tls_is_refused_and_many_connections_do_not_shut_others_out(victim: Hub) -> None:

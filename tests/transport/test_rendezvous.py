@@ -108,17 +108,6 @@ def run(case: str, ranks: int, methods: str = "0") -> list[list[Any]]:
 
 
 @pytest.mark.slow
-def test_two_workers_of_two_fsdp_ranks_train_as_two_of_one_do() -> None:
-    (whole,), (other,) = run("train", ranks=1)
-    assert whole["digest"] == other["digest"]
-    split = [told for (told,) in run("train_sharded", ranks=2)]
-    # Rank j of both workers has the same shard; together they are the model.
-    assert split[0]["digest"] == split[2]["digest"] != split[1]["digest"] == split[3]["digest"]
-    for mine, theirs in zip(whole["weights"], split[0]["weights"], strict=True):
-        assert torch.tensor(mine) == pytest.approx(torch.tensor(theirs), abs=1e-5)
-
-
-@pytest.mark.slow
 def test_ranks_that_hold_the_same_send_it_once() -> None:
     """As if a worker were one rank of twice the batch, bit for bit, and in as many bytes."""
     divided, whole = (run(case, 3, "0 2 4 5") for case in ("train_ddp", "train_ddp_undivided"))
