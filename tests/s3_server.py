@@ -122,14 +122,11 @@ def is_up(within: tuple[str, ...], url: str, method: str) -> bool:
 
 
 class Proxy:
-    """Passes requests on to a server, and answers some of them otherwise.
+    """Passes requests on to the server at `endpoint`, and answers some of them otherwise.
 
-    Args:
-        endpoint: of the server.
-        fault: called with the number and the first line of each request; says what happens to it:
-            "" nothing, "503" or "409" an answer of its own, "late" the server's answer after a
-            second, "cut" a connection that ends before the request is passed on, "lost" one that
-            ends after it was, "half" half of the answer.
+    By number and first line of each request, `fault` says what happens to it: "" nothing, "503" or
+    "409" an answer of its own, "late" the server's answer after a second, "cut" a connection that
+    ends before the request is passed on, "lost" one that ends after it was, "half" half an answer.
     """
 
     def __init__(self, endpoint: str, fault: Callable[[int, str], str]) -> None:

@@ -95,13 +95,6 @@ def test_hosts_and_ports_are_split() -> None:
     assert found == [("node", 0), ("10.0.0.1", 65535), ("fe80::1", 7)]
 
 
-def test_no_folder_is_made_for_a_run_that_cannot_be(tmp_path) -> None:
-    pytest.importorskip("obstore")
-    with pytest.raises(tw.ConfigurationError, match="call a run 'a/b'"):
-        Elastic(f"file://{tmp_path}/runs", run="a/b")
-    assert not list(tmp_path.iterdir())
-
-
 def test_the_connection_follows_from_the_address(monkeypatch) -> None:
     for name in ("THINWIRE_AT", "THINWIRE_TOKEN"):
         monkeypatch.delenv(name, raising=False)

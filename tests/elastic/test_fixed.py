@@ -245,7 +245,7 @@ def test_a_rule_that_deletes_too_early_is_found(tmp_path) -> None:
         under_way.wait()
 
 
-def test_descriptions_that_cannot_work_are_refused() -> None:
+def test_descriptions_that_cannot_work_are_refused_before_a_folder_is_made(tmp_path) -> None:
     for fields, match in (
         ({"worker": 2}, "worker 2 of 2"),
         ({"worker": -1}, "worker -1 of 2"),
@@ -253,7 +253,8 @@ def test_descriptions_that_cannot_work_are_refused() -> None:
         ({"token": "short"}, "5 characters"),
     ):
         with pytest.raises(tw.ConfigurationError, match=match):
-            Elastic("memory://", **{"worker": 0, "workers": 2, "run": "r", **fields})
+            Elastic(f"file://{tmp_path}/r", **{"worker": 0, "workers": 2, "run": "r", **fields})
+    assert not list(tmp_path.iterdir())
 
 
 def test_closing_ends_what_is_under_way_promptly() -> None:
