@@ -62,7 +62,7 @@ def test_a_store_that_refuses_signs_ends_nothing(caplog) -> None:
 
 def test_waits_double_until_an_exchange_succeeds() -> None:
     known = {"floor_s": 5, "patience": 0.5, "unmeasured_s": 60}
-    timeouts, fixed = Timeouts(**known), Timeouts(**known, fixed_s=7.0)
+    timeouts, fixed = (Timeouts(**known, fixed_s=fixed_s) for fixed_s in (None, 7.0))
     assert (timeouts.round_s, timeouts.late()) == (None, 60)
     assert timeouts.exchange(125_000) == 5 + 60 + 1
     timeouts.exchanged(1000, seconds=1.0)
