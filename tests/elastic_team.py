@@ -35,18 +35,16 @@ class Worker(forked.Forked):
         command = [str(HERE / "elastic_worker.py"), work, json.dumps(arguments)]
         super().__init__(command, os.environ | forked.ENVIRONMENT | environment)
         self.identity, self.ranks = identity, [self, *further]
-        self._records, self._told, self._rest = list[dict[str, Any]](), self.files[0].open(), ""
+        self._records, self._read = list[dict[str, Any]](), 0
 
     @property
     def records(self) -> list[dict[str, Any]]:
+        told = self.stdout if self.gone else self.files[0].read_text()
         # A killed process may leave half a line.
-        whole, _, self._rest = (self._rest + self._told.read()).rpartition("\n")
+        whole = told[self._read : told.rfind("\n") + 1]
         self._records += map(json.loads, whole.splitlines())
+        self._read += len(whole)
         return self._records
-
-    def end(self) -> None:
-        self.kill()
-        self._told.close()
 
     @property
     def gone(self) -> bool:
@@ -114,7 +112,7 @@ class Team:
 
     def __exit__(self, *_: object) -> None:
         for process in self._processes():
-            process.end()
+            process.kill()
         if self.proxy is not None:
             self.proxy.close()
 

@@ -8,13 +8,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from elastic_schedule import OPTIONS, inject_faults
 from elastic_team import TOKEN, Team
 from forked import Forked
 from processes import fork_ranks, until
+from thinwire.blocks import DenseVector
 from thinwire.elastic.worker_ranks import AgreedRound, WorkerRanks
 from thinwire.errors import RoundDiscarded
+from thinwire.exchange.state import RoundResult
 from thinwire.rejection import Rejection, RejectReason
 from training import corpus  # noqa: F401
 
@@ -48,7 +51,8 @@ def test_a_worker_counts_on_all_ranks_of_another_one_or_the_round_on_none(
 ) -> None:
     ranks, absent = WorkerRanks(), {r for r, why in other.items() if why is RejectReason.DAMAGED}
     monkeypatch.setattr(ranks, "gather", lambda own: [own, absent if isinstance(own, set) else own])
-    result = SimpleNamespace(left_out={r: Rejection(reason=why) for r, why in mine.items()})
+    rejected = {rank: Rejection(reason=why) for rank, why in mine.items()}
+    result = RoundResult(mean=DenseVector(torch.zeros(1)), left_out=rejected, messages=[])
     done: Any = SimpleNamespace(wait=lambda: result)
     if counts:
         assert AgreedRound(done, ranks).wait() is result
