@@ -211,6 +211,16 @@ def test_another_run_of_that_name_is_refused(store) -> None:
     at_once(lambda t: loop(t, sync_every=4), team(store, 2, run="another"))
 
 
+def test_workers_of_two_tokens_are_all_told(store) -> None:
+    def refused(transport: Elastic) -> None:
+        told = f"what worker {1 - transport.rank} sent for the workers' descriptions"
+        with pytest.raises(tw.ExchangeError, match=told):
+            loop(transport)
+
+    tokens = (SECRET, "another secret of many")
+    at_once(refused, [team(store, 2, token=token)[rank] for rank, token in enumerate(tokens)])
+
+
 def test_what_is_sealed_opens_in_its_own_place_only(store) -> None:
     transports = team(store, 3, token=SECRET)
     rounds(transports, 1)
