@@ -84,8 +84,8 @@ def hub(folder: Path, *arguments: str, **options) -> Iterator[Hub]:
 
 def put(store: ObjectStore, key: str, content: bytes, *, within_s: float = 30.0) -> bool:
     until_s = time.monotonic() + within_s
-    payload = memoryview(content)
-    return asyncio.run(store.put(key, payload, until_s, lambda there: bytes(there) == content))
+    parts = [memoryview(content)]
+    return asyncio.run(store.put(key, parts, until_s, lambda there: bytes(there) == content))
 
 
 def got(store: ObjectStore, key: str) -> bytes | None:

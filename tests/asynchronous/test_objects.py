@@ -218,22 +218,25 @@ def test_who_is_killed_at_a_request_goes_on_bit_for_bit(tmp_path, who, after, de
     settings, deaths = method(**COMPRESSED), 0
     expected = simulated(settings, 18)
     for dies_at in deaths_at:
-        run, servers, peers = Run(tmp_path, settings, total_steps=18), [], []
+        run = Run(tmp_path, settings, total_steps=18)
         run.file = tmp_path / str(dies_at)
+        servers, peers = [run.server()], [Peer(run)]  # threads have one generator for models
 
         def serve(store: ObjectStore, run=run, servers=servers) -> None:
             servers.append(run.server())
             run.serve(servers[-1], store)
 
         def work(store: ObjectStore, run=run, peers=peers) -> None:
-            saved = peers[-1].saved if peers else None
+            saved = peers[-1].saved
             peers.append(Peer(run, store=store))
             peers[-1].load(saved)
             peers[-1].saved = saved
             peers[-1].work()
 
-        mortal, other = (serve, work) if who == "server" else (work, serve)
-        running = beside(partial(other, ObjectStore(run.store)))
+        if who == "server":
+            mortal, running = serve, beside(peers[0].work)
+        else:
+            mortal, running = work, beside(partial(run.serve, servers[0]))
         before = deaths
         try:
             mortal(Mortal(run.store, dies_at, after=after))
