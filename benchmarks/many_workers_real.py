@@ -1,6 +1,6 @@
 """What a round of real processes costs as they become many: seconds and requests to a folder.
 
-python benchmarks/many_workers_real.py OUT       resumable; 16 and 32 have not been run yet
+python benchmarks/many_workers_real.py OUT       resumable
 
 Processes that are forked once torch is imported, so that many fit into memory, train a model of 65
 numbers for six rounds; all of them share a folder. Bytes and requests of messages are those of the
@@ -26,7 +26,7 @@ from thinwire.exchange import Gather, ReduceScatter
 from thinwire.plan.shape import Shape
 from thinwire.plan.traffic import traffic
 
-WORKERS, ROUNDS, TRAIN_S = (8, 16, 32), 6, 5.0
+WORKERS, ROUNDS, TRAIN_S = (8, 16, 32, 64), 6, 5.0
 METHOD = replace(presets.diloco(), sync_every=2, exchange=Gather())
 
 
