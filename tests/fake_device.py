@@ -39,12 +39,11 @@ _READS = {
 
 @final
 class FakeDevice(TorchFunctionMode):
-    """Notes waits in `waits`, by place, and copies from the host in `uploads`."""
+    """Notes waits in `waits`, by place."""
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: Counter[str] = Counter()
-        self.uploads: Counter[str] = Counter()
 
     def to_device(self, module: nn.Module) -> nn.Module:
         """Have the parameters of `module` lie there, with their gradients."""
@@ -83,11 +82,9 @@ class FakeDevice(TorchFunctionMode):
         # x[:n] = y copies as copy_() does.
         into = name in ("copy_", "__setitem__") and isinstance(args[-1], Tensor)
         if into and self._is_held(args[0]) != self._is_held(args[-1]):
-            self._note_copy(to_host=not self._is_held(args[0]), kwargs=kwargs)
+            self._note_copy(to_host=not self._is_held(args[0]), **kwargs)
         result = func(*args, **kwargs)
         goes_here = is_here if target is None else target.type == DEVICE.type
-        if goes_here and not is_here and _reads_a_list(name, args):
-            self.uploads[_place()] += 1
         if goes_here:
             self._hold_all(result, args)
         return result
@@ -133,16 +130,14 @@ class FakeDevice(TorchFunctionMode):
         was_here = self._is_held(tensor)
         is_here = was_here if target is None else target.type == DEVICE.type
         if is_here != was_here:
-            self._note_copy(to_host=was_here, kwargs=kwargs)
+            self._note_copy(to_host=was_here, **kwargs)
             result = result.clone() if result is tensor else result
         if is_here:
             self._hold(result)
         return result
 
-    def _note_copy(self, *, to_host: bool, kwargs: dict[str, Any]) -> None:
-        if not to_host:
-            self.uploads[_place()] += 1
-        elif not kwargs.get("non_blocking", False):
+    def _note_copy(self, *, to_host: bool, non_blocking: bool = False, **_: Any) -> None:
+        if to_host and not non_blocking:
             self.waits[_place()] += 1
 
     def _note_reading(self, name: str, args: tuple[Any, ...], *, is_here: bool) -> None:
@@ -183,10 +178,6 @@ def _device_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | 
 
 def _on_host(value: Any) -> Any:
     return _HOST if isinstance(value, torch.device) and value.type == DEVICE.type else value
-
-
-def _reads_a_list(name: str, args: tuple[Any, ...]) -> bool:
-    return name in ("tensor", "as_tensor") and not any(isinstance(a, Tensor) for a in args)
 
 
 def _place() -> str:

@@ -7,7 +7,6 @@ rounds as the two operations of another do.
 
 import dataclasses
 import hashlib
-import io
 import shlex
 from functools import partial
 from pathlib import Path
@@ -70,12 +69,11 @@ class Workers(Team):
     """K of them in one process, stepped in turn."""
 
     def __init__(self, method: tw.Method, workers: int, *, rows: int = 331) -> None:
-        self.takes_gradients = isinstance(method.outer, type(tw.presets.ddp().outer))
-
-        def build(model: nn.Module) -> Any:
-            return torch.optim.SGD(model.parameters(), lr=0.25) if self.takes_gradients else []
+        def build(model: nn.Module) -> torch.optim.Optimizer:
+            return torch.optim.SGD(model.parameters(), lr=0.25)
 
         super().__init__(method, build, workers, model=partial(Model, rows=rows))
+        self.takes_gradients = isinstance(method.outer, tw.outer.GradientAveraging)
         self.step = 0
 
     def train(self, steps: int) -> "Workers":
@@ -105,12 +103,7 @@ class Workers(Team):
         }
 
     def states(self) -> list[Any]:
-        """Checkpoints of all workers, through a file."""
-        file = io.BytesIO()
-        pairs = zip(self.models, self.loops, strict=True)
-        torch.save([(model.state_dict(), loop.state_dict()) for model, loop in pairs], file)
-        file.seek(0)
-        return torch.load(file, weights_only=True)
+        return [(state["model"], state["outer"]) for state in super().states()]
 
     def load(self, states: list[Any], step: int) -> "Workers":
         for (model, outer), mine, loop in zip(states, self.models, self.loops, strict=True):

@@ -41,7 +41,9 @@ def reference_diloco(build_model, build_optimizer, loss, *, workers, steps, sync
     for step in range(steps):
         _inner_step(replicas, optimizers, loss, step)
         if (step + 1) % sync_every == 0:
-            for i, mean in enumerate(_mean_displacement(theta, replicas)):
+            live = [list(replica.parameters()) for replica in replicas]
+            for i, t in enumerate(theta):
+                mean = torch.stack([t - ps[i].detach() for ps in live]).mean(0)
                 momentum[i] = mu * momentum[i] + mean
                 theta[i] = theta[i] - eta * (mean + mu * momentum[i])
             _restart(theta, replicas)
@@ -119,6 +121,18 @@ def reference_noloco(build_model, build_optimizer, loss, *, steps, sync_every, o
     return phi
 
 
+def _workers(build_model, build_optimizer, count):
+    replicas = [build_model() for _ in range(count)]
+    return replicas, [build_optimizer(replica) for replica in replicas]
+
+
+def _inner_step(replicas, optimizers, loss, step):
+    for worker, (replica, optimizer) in enumerate(zip(replicas, optimizers, strict=True)):
+        loss(replica, step, worker).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def reference_sparseloco(
     build_model, build_optimizer, loss, *, workers, steps, sync_every, sparsity, over_senders=True
 ):
@@ -179,11 +193,6 @@ def _largest(numbers: Tensor, k: int) -> Tensor:
     flat = numbers.flatten()
     places = flat.abs().sort(descending=True, stable=True).indices[:k]
     return torch.zeros_like(flat, dtype=torch.bool).scatter(0, places, True).view_as(numbers)
-
-
-def _mean_displacement(theta: Sequence[Tensor], replicas: Sequence[nn.Module]) -> list[Tensor]:
-    live = [list(replica.parameters()) for replica in replicas]
-    return [torch.stack([t - ps[i].detach() for ps in live]).mean(0) for i, t in enumerate(theta)]
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 What is wrong with it, the claims that are measured say: docs/claims-small.md.
 """
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -42,15 +43,9 @@ def nesterov(beta: float = BETA) -> tw.Method:
 @pytest.mark.parametrize(("k", "beta"), [(32, 0.9), (512, 0.6)])
 def test_it_follows_its_reference_loop(workers: int, k: int, beta: float) -> None:
     def reference(k: int, beta: float) -> list[list[Tensor]]:
-        return reference_decoupled_momentum(
-            build_matrices,
-            adamw,
-            lambda model, step, worker: matrix_loss(model, step, worker, workers=workers),
-            workers=workers,
-            steps=12,
-            sync_every=3,
-            outer=(k, ETA, beta),
-        )
+        blocks = partial(matrix_loss, workers=workers)
+        how = {"workers": workers, "steps": 12, "sync_every": 3, "outer": (k, ETA, beta)}
+        return reference_decoupled_momentum(build_matrices, adamw, blocks, **how)
 
     ours, theirs = train(released(k=k, beta=beta), workers), reference(k, beta)
     controls = [reference(k, beta - 0.1), *([reference(k + 32, beta)] if workers > 1 else [])]
@@ -97,10 +92,7 @@ def test_owners_of_shards_give_the_numbers_of_gathering() -> None:
             )
         ),
         (lambda: tw.DecoupledMomentum(decay=1.1), r"to 1\.1; because it must lie in \[0, 1\]"),
-        (
-            lambda: tw.presets.decoupled_momentum().check_elastic(),
-            "its own outer parameters",
-        ),
+        (lambda: tw.presets.decoupled_momentum().check_elastic(), "its own outer parameters"),
         (lambda: tw.presets.demo().check_elastic(), "where workers come and go"),
     ],
 )

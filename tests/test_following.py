@@ -85,19 +85,6 @@ def scaled_step(model, optimizer, scaler, step: int, *, overflows: bool = False)
     optimizer.zero_grad()
 
 
-def test_a_step_that_one_worker_skips_counts_on_it_too() -> None:
-    team = Team(METHODS["diloco"], adamw, 2)
-    scalers = [torch.amp.GradScaler("cpu", init_scale=8.0) for _ in team.models]
-    for step in range(6):
-        for number, (model, optimizer) in enumerate(zip(team.models, team.optimizers, strict=True)):
-            skips = number == 1 and step in (0, 2)
-            scaled_step(model, optimizer, scalers[number], step, overflows=skips)
-        team.exchange()
-    assert [outer.inner_step for outer in team.loops] == [6, 6]
-    assert len({*team.digests()}) == 1
-    assert scalers[1].get_scale() == 2.0, "no step was skipped: the test is void"
-
-
 def test_an_optimizer_whose_steps_may_be_skipped_unseen_is_not_followed() -> None:
     model, optimizer, outer = alone(METHODS["diloco"])
     outer.__enter__()

@@ -1,8 +1,5 @@
 """A GPU computes the bits that the CPU computes: every preset and codec, and a saved state."""
 
-import io
-from functools import partial
-
 import pytest
 import torch
 
@@ -11,7 +8,7 @@ from speed.models import llama
 from speed.round_costs import with_short_rounds
 from speed.workers import train_on_noise
 from thinwire import codecs
-from thinwire.transport import in_process
+from toy import Team
 
 pytestmark = [
     pytest.mark.gpu,
@@ -33,32 +30,22 @@ METHODS = {
 SIZES = {"odd": {"vocabulary": 1013, "width": 67}, "even": {"vocabulary": 512, "width": 128}}
 
 
-class Pair:
-    """Two workers in this process whose models lie on `device`."""
+class Pair(Team):
+    """Two workers whose models lie on `device`."""
 
     def __init__(
         self, method: tw.Method, size: str, dtype: torch.dtype, device: str, outer: str | None
     ) -> None:
-        build = partial(llama, layers=2, **SIZES[size])
-        self.models = [build().to(dtype).to(device) for _ in range(2)]
-        self.optimizers = [torch.optim.SGD(m.parameters(), lr=1.0) for m in self.models]
-        self.loops = [
-            tw.OuterLoop(model, optimizer, method, transport=transport, outer_device=outer)
-            for model, optimizer, transport in zip(
-                self.models, self.optimizers, in_process(2), strict=True
-            )
-        ]
+        def model() -> torch.nn.Module:
+            return llama(layers=2, **SIZES[size]).to(dtype).to(device)
 
-    def train(self, steps: int, *, first: int = 0) -> list[str]:
-        for step in range(first, first + steps):
-            for rank, (model, optimizer) in enumerate(
-                zip(self.models, self.optimizers, strict=True)
-            ):
-                train_on_noise(model, optimizer, seed=2 * step + rank)
-            for half in ("begin", "finish"):
-                for loop in self.loops:
-                    getattr(loop, half)()
-        return [loop.digest() for loop in self.loops]
+        def build(model: torch.nn.Module) -> torch.optim.Optimizer:
+            return torch.optim.SGD(model.parameters(), lr=1.0)
+
+        super().__init__(method, build, 2, model=model, outer_device=outer)
+
+    def descend(self, worker: int, step: int) -> None:
+        train_on_noise(self.models[worker], self.optimizers[worker], seed=2 * step + worker)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -79,17 +66,10 @@ def test_rounds_on_a_gpu_have_the_bits_of_the_cpu(
     found = []
     for device in ("cpu", "cuda"):
         pair = Pair(method, size, dtype, device, outer)
-        digests = pair.train(steps)
-        file = io.BytesIO()
-        torch.save([part.state_dict() for part in (*pair.loops, *pair.models)], file)
-        file.seek(0)
+        digests = pair.train(steps).digests()
         other = Pair(method, size, dtype, "cuda" if device == "cpu" else "cpu", outer)
-        for part, state in zip(
-            (*other.loops, *other.models), torch.load(file, weights_only=True), strict=True
-        ):
-            part.load_state_dict(state)
-        assert [loop.digest() for loop in other.loops] == digests, "another device, another state"
-        later = pair.train(method.sync_every, first=steps)
-        assert other.train(method.sync_every, first=steps) == later
-        found.append((digests, later))
+        assert other.load(pair.states()).digests() == digests, "another device, another state"
+        pair, other = (each.train(method.sync_every, first=steps) for each in (pair, other))
+        assert other.digests() == pair.digests()
+        found.append((digests, pair.digests()))
     assert found[0] == found[1]

@@ -1,6 +1,7 @@
 """Presets collapse onto each other at corners: exact answers, each with a control that differs."""
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
@@ -59,13 +60,8 @@ def sgd_eighth(model: nn.Module) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize(("build", "workers"), [(adamw, 1), (muon, 2), (sgd, 3), (adamw, 3)])
 def test_ddp_is_the_mean_gradient_in_the_inner_optimizer(build, workers: int) -> None:
-    expected = reference_ddp(
-        toy_model,
-        build,
-        lambda model, step, worker: loss(model, step, worker, workers=workers),
-        workers=workers,
-        steps=15,
-    )
+    blocks = partial(loss, workers=workers)
+    expected = reference_ddp(toy_model, build, blocks, workers=workers, steps=15)
     ddp = Team(tw.presets.ddp(), build, workers).train(15)
     # Muon's bf16 iteration turns a last-bit difference of a gradient into a bf16 rounding.
     tolerance = 5e-3 if build is muon else 2e-5
@@ -76,25 +72,17 @@ def test_ddp_is_the_mean_gradient_in_the_inner_optimizer(build, workers: int) ->
 @pytest.mark.parametrize(("preset", "build"), [("diloco", adamw), ("muloco", muon)])
 @pytest.mark.parametrize("workers", [2, 3])
 def test_presets_follow_their_reference_loops(preset: str, build, workers: int) -> None:
-    outer = (0.7, 0.9)
-    method = tw.presets.by_name(preset)(
-        sync_every=5, outer=tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
-    )
+    nesterov = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
+    method = tw.presets.by_name(preset)(sync_every=5, outer=nesterov)
 
     def reference(outer: tuple[float, float]):
-        return reference_diloco(
-            toy_model,
-            build,
-            lambda model, step, worker: loss(model, step, worker, workers=workers),
-            workers=workers,
-            steps=15,
-            sync_every=5,
-            outer=outer,
-        )
+        blocks = partial(loss, workers=workers)
+        how = {"workers": workers, "steps": 15, "sync_every": 5, "outer": outer}
+        return reference_diloco(toy_model, build, blocks, **how)
 
     ours = Team(method, build, workers).train(15).anchor()
     tolerance = 5e-3 if build is muon else 1e-5
-    assert largest_difference(ours, reference(outer)) < tolerance
+    assert largest_difference(ours, reference((0.7, 0.9))) < tolerance
     assert largest_difference(ours, reference((0.7, 0.8))) > 3 * tolerance
 
 
@@ -152,7 +140,7 @@ def test_sparseloco_follows_its_reference_loop(over_senders, workers: int, k, be
         return reference_sparseloco(
             two_chunks,
             adamw,
-            lambda model, step, worker: loss(model, step, worker, workers=workers),
+            partial(loss, workers=workers),
             workers=workers,
             steps=12,
             sync_every=3,

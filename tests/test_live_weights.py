@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -7,29 +9,15 @@ from thinwire.live_weights import LiveWeights, with_hooks
 from toy import build_model, loss, sgd
 
 
-def assign_state(model: nn.Module) -> None:
-    model.load_state_dict({n: t.clone() for n, t in model.state_dict().items()}, assign=True)
-
-
-def replace_one(model: nn.Module) -> None:
-    model[0].weight = nn.Parameter(model[0].weight.detach().clone())
-
-
-def freeze_one(model: nn.Module) -> None:
-    model[0].weight.requires_grad_(False)
-
-
-def unfreeze_one(model: nn.Module) -> None:
-    model[3].bias.requires_grad_(True)
-
-
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (assign_state, r"'0\.weight' was .*replaced.*assign=True"),
-        (replace_one, r"'0\.weight' was .*replaced.*assign=True"),
-        (freeze_one, r"'0\.weight' was frozen, unfrozen"),
-        (unfreeze_one, r"'3\.bias' was frozen, unfrozen"),
+        (
+            lambda m: m.load_state_dict(copy.deepcopy(m.state_dict()), assign=True),
+            r"'0\.weight' was .*replaced.*assign=True",
+        ),
+        (lambda m: m[0].weight.requires_grad_(False), r"'0\.weight' was frozen, unfrozen"),
+        (lambda m: m[3].bias.requires_grad_(True), r"'3\.bias' was frozen, unfrozen"),
     ],
 )
 @pytest.mark.parametrize("preset", tw.presets.names())

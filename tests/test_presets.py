@@ -18,13 +18,12 @@ def test_the_table_of_noloco_is_the_papers() -> None:
 
 
 def test_the_asynchronous_table_is_the_papers() -> None:
-    method = tw.presets.async_diloco()
+    method, outer = tw.presets.async_diloco(), tw.outer.DelayedNesterov(lr=0.7, momentum=0.9)
     assert method.sync_every == 50
     assert method.inner == tw.inner.AdamW(lr=4e-4, weight_decay=0.1)
-    assert method.outer == tw.outer.DelayedNesterov(lr=0.7, momentum=0.9, every=4, c=0.0)
-    assert tw.presets.async_diloco(every=8, c=0.1).outer == tw.outer.DelayedNesterov(
-        lr=0.7, momentum=0.9, every=8, c=0.1
-    )
+    assert method.outer == dataclasses.replace(outer, every=4, c=0.0)
+    other = tw.presets.async_diloco(every=8, c=0.1)
+    assert other.outer == dataclasses.replace(outer, every=8, c=0.1)
     assert tw.Method.from_dict(tw.method.describe(method)) == method
     assert "async_diloco" not in tw.presets.names()  # it does not train in rounds
     assert tw.presets.from_text("async_diloco:every=8").outer.every == 8
@@ -52,18 +51,13 @@ def test_bits_choose_codec_and_feedback(bits, codec, feedback) -> None:
     [
         (416e6, None, None, 0.0625, 1.25e-3),  # the published rows
         (3.1e9, None, None, 0.0156, 2.5e-4),
-        (416e6, 8, 512, 0.0625, 1.25e-3),
-        (3.1e9, 16, 2048, 0.0156, 2.5e-4),
         (416e6, 1, 512, 0.0625, 1e-2),
-        (416e6, 16, 1024, 0.0625, 1.25e-3),
         (3.1e9, 16, 512, 0.0156, 6.25e-5),
         (150e6, None, None, 0.0625, 1.25e-3),
-        (914e6, None, None, 0.0625, 1.25e-3),
         (1.13e9, 16, 2048, 0.0625, 2.5e-3),
         (1.14e9, 16, 2048, 0.0156, 2.5e-3),  # rates change at 1.136B
         (1.26e9, 16, 2048, 0.0156, 2.5e-3),
         (1.28e9, 16, 2048, 0.0156, 2.5e-4),  # bases at 1.268B
-        (6e9, None, None, 0.0156, 2.5e-4),
         (15e9, None, None, 0.0156, 2.5e-5),
     ],
 )
@@ -80,20 +74,12 @@ def test_muon_follows_the_size_of_the_model(parameters, workers, batch, lr, weig
     ("text", "method"),
     [
         ("ddp", tw.presets.ddp()),
-        ("muloco:bits=2", tw.presets.muloco(bits=2)),
-        ("muloco:parameters=416e6", tw.presets.muloco(parameters=416e6)),
         (
             "muloco:bits=2:parameters=3.1e9:workers=8:global_batch=1024",
             tw.presets.muloco(bits=2, parameters=3.1e9, workers=8, global_batch=1024),
         ),
         ("diloco:sync_every=7", tw.presets.diloco(sync_every=7)),
-        (
-            "sparseloco:density=1/32:sync_every=30",
-            tw.presets.sparseloco(density=1 / 32, sync_every=30),
-        ),
-        ("sparseloco:density=1/64", tw.presets.sparseloco(density=1 / 64)),
         ("sparse_muloco:density=0.125", tw.presets.sparse_muloco(density=1 / 8)),
-        ("diloco:clip_norms=2.5", tw.presets.diloco(aggregate=tw.ClipNorms(limit=2.5))),
         (
             "sparseloco:drop_outliers=7:clip_norms=2:density=1/64",
             tw.presets.sparseloco(
@@ -131,16 +117,11 @@ def test_what_is_in_the_text_wins() -> None:
         ("ddp:bits=2", "cannot give ddp the number 'bits'"),
         ("muloco:bit=2", "did you mean 'bits'"),
         ("muloco:bits=2:bits=1", "gives bits twice"),
-        ("muloco:bits", "not FIELD=NUMBER"),
-        ("muloco:bits=", "not FIELD=NUMBER"),
-        ("muloco:bits=two", "not FIELD=NUMBER"),
-        ("muloco:bits=2=3", "not FIELD=NUMBER"),
-        ("muloco:parameters=416M", "not FIELD=NUMBER"),
+        *((f"muloco:bits{x}", "not FIELD=NUMBER") for x in ("", "=", "=two", "=2=3", "=416M")),
         ("muloco:parameters=1e6", "150M to 15B"),
         ("muloco:", "the number ''"),
         ("muloco:bits=2.5", "cannot send 2.5 bits"),
-        ("sparseloco:density=1/0", "not FIELD=NUMBER"),
-        ("sparseloco:density=nan", "not FIELD=NUMBER"),
+        *((f"sparseloco:density={x}", "not FIELD=NUMBER") for x in ("1/0", "nan")),
         ("diloco:sync_every=1/2", "set sync_every to 0.5"),
         ("diloco:codec=2", "cannot give diloco the number 'codec'"),
         ("diloco:clip_norms=1/2", "limit of ClipNorms to 0.5"),

@@ -111,17 +111,3 @@ def test_a_round_without_any_contribution_is_discarded(exchange) -> None:
             in_process(3),
             encode=lambda rank, state: state.empty_messages(tag_of()),
         )
-
-
-def test_a_worker_that_has_drifted_and_the_others_leave_each_other_out() -> None:
-    """Which of them has drifted is not for an exchange to say: the next view of the run does."""
-    states = states_of(tw.Gather())
-    tags = [tag_of(), tag_of(anchor=b"elsewher"), tag_of()]
-    rounds = []
-    for rank, (end, state, tag) in enumerate(zip(in_process(3), states, tags, strict=True)):
-        messages = state.encode(DenseVector(delta_of(rank)), tag)
-        rounds.append(end.run(state.run(messages, tag), tag))
-    results = [each.wait() for each in rounds]
-    assert [sorted(result.left_out) for result in results] == [[1], [0, 2], [1]]
-    for result in results:
-        assert {why.reason for why in result.left_out.values()} == {RejectReason.DRIFTED}

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 import thinwire as tw
 from thinwire import codecs
@@ -55,6 +57,7 @@ METHODS: dict[str, tw.Method] = {
     "eager, 2 bits": streaming(overlap=tw.Eager(), exchange=GATHER, **TWO_BITS),
     "eager, 2 bits, owners' feedback": streaming(overlap=tw.Eager(), exchange=OWNERS, **TWO_BITS),
 }
+METHODS["streaming, random places"] = streaming(overlap=DELAYED, codec=codecs.RandomK(k=512))
 OWNED = "diloco, 2 bits, owners' feedback"
 GATHERED = {
     "diloco": diloco(),
@@ -73,8 +76,8 @@ def build(method: tw.Method, outer_device: str | None = None) -> Team:
 def outcome(team: Team) -> dict[str, Any]:
     """All that two equal runs have in common once they have ended."""
     counted = [
-        (s.rounds, s.sent_bytes, s.received_bytes, s.peak_sent_bytes_per_step, s.left_out)
-        for s in (loop.stats for loop in team.flush().loops)
+        (s.rounds, s.sent_bytes, s.received_bytes, s.peak_sent_bytes_per_step, s.left_out, memory)
+        for s, memory in ((loop.stats, loop.memory()) for loop in team.flush().loops)
     ]
     states = [model.state_dict().items() for model in team.models]
     weights = [{name: value.tolist() for name, value in state} for state in states]
@@ -99,7 +102,7 @@ def undisturbed() -> Callable[[str], tuple[list[list[State]], dict[str, Any]]]:
 
 @pytest.mark.slow_cases(
     "diloco, 2 bits, owners",
-    "diloco, outer",
+    "diloco, outer SGD",
     "eager, 2 bits",
     "noloco,",
     "streaming, no",
@@ -109,11 +112,18 @@ def undisturbed() -> Callable[[str], tuple[list[list[State]], dict[str, Any]]]:
     ("name", "outer_device"), [(name, [None, "cpu"][n % 2]) for n, name in enumerate(METHODS)]
 )
 def test_a_run_goes_on_from_any_step(undisturbed, name: str, outer_device: str | None) -> None:
+    """Also in a loop that was used; what it had in flight is dropped, and it keeps no tensor."""
     saved, expected = undisturbed(name)
+    again = build(METHODS[name], outer_device)
     for done, states in enumerate(saved, start=1):
-        again = build(METHODS[name], outer_device).load(copy.deepcopy(states))
+        given = copy.deepcopy(states)
+        again.load(given)
+        for tensor in tree_leaves([state["outer"] for state in given]):
+            if isinstance(tensor, Tensor):
+                tensor.zero_()
         again.train(STEPS - done, first=done)
         assert outcome(again) == expected, f"after step {done}"
+        again.load(copy.deepcopy(saved[6]))
 
 
 @pytest.mark.parametrize("name", GATHERED)
@@ -182,10 +192,7 @@ def test_control_without_what_is_in_flight_or_feedback_it_is_another_run(
     assert found["outer parameters"] != expected["outer parameters"]
 
 
-@pytest.mark.parametrize(
-    ("name", "workers"),
-    [("diloco", 5), ("diloco, 2 bits", 1), ("streaming", 2), ("streaming, 2 bits", 5)],
-)
+@pytest.mark.parametrize(("name", "workers"), [("diloco, 2 bits", 1), ("streaming, 2 bits", 5)])
 def test_with_another_number_of_workers_the_outer_parameters_go_on(
     undisturbed, name: str, workers: int
 ) -> None:

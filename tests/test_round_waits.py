@@ -91,9 +91,6 @@ def test_a_gpu_waits_no_more_often_than_the_fake_device(name: str) -> None:
     ("read", "waits"),
     [
         (lambda x: x.sum().item(), 1),
-        (lambda x: x.tolist(), 1),
-        (lambda x: bool(x.sum() > 0), 1),
-        (lambda x: float(x[0]), 1),
         (lambda x: x.cpu(), 1),
         (lambda x: x.to("cpu"), 1),
         (lambda x: torch.empty(3).copy_(x), 1),
@@ -101,13 +98,11 @@ def test_a_gpu_waits_no_more_often_than_the_fake_device(name: str) -> None:
         (lambda x: torch.empty(3).__setitem__(slice(3), x), 1),
         (lambda x: x.__setitem__(slice(3), torch.ones(3)), 0),
         (lambda x: x[x > 0], 1),
-        (lambda x: (x > 0).nonzero(), 1),
         (lambda x: torch.where(x > 0), 1),
         (lambda x: torch.equal(x, x), 1),
         (lambda x: x[torch.tensor([0, 1], device=x.device)], 0),
         (lambda x: torch.where(x > 0, x, 0), 0),
         (lambda x: x.mul_(2).add_(x).sum(), 0),
-        (lambda x: x.shape, 0),
     ],
 )
 def test_what_is_read_of_the_fake_device_is_a_wait(read, waits: int) -> None:

@@ -22,11 +22,11 @@ def build_model(seed: int = 0) -> nn.Module:
         return nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 3))
 
 
-def loss(model: nn.Module, step: int, worker: int, *, workers: int = 1, batch: int = 60) -> Tensor:
+def loss(model: nn.Module, step: int, worker: int, *, workers: int = 1) -> Tensor:
     """The mean squared error of worker `worker`'s block of the global batch of `step`."""
     generator = torch.Generator().manual_seed(step)
-    x = torch.randint(11, (batch,), generator=generator).chunk(workers)[worker]
-    y = torch.randn(batch, 3, generator=generator).chunk(workers)[worker]
+    x = torch.randint(11, (60,), generator=generator).chunk(workers)[worker]
+    y = torch.randn(60, 3, generator=generator).chunk(workers)[worker]
     return (model(x) - y).square().mean()
 
 

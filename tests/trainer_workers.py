@@ -1,39 +1,35 @@
-"""Workers under other libraries' trainers, and checks that start them as real processes.
+"""Workers under other libraries' trainers, and checks of them.
 
-`python trainer_workers.py LIBRARY METHOD MODE OUT` is one of a fixed number. MODE is straight, kill
-(dies after inner step 15) or resume (from the checkpoint of step 8). It ends with a line of JSON.
 Those that come and go are what `elastic_team.Team(work="trainer_workers.elastic_FUNCTION")` starts.
 """
 
 import json
 import logging
 import os
-import sys
 import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.utils import parameters_to_vector
 
 import thinwire as tw
-from forked import Forked
+from elastic_twin import ElasticHub
 from language_models import llama
-from processes import ended, free_port, rank_environment
+from processes import rank_environment
 from thinwire.integrations.shares import ShareDataset
 from thinwire.transport.address import split_address
 
-STEPS, KILLED_AT, SAVED_AT = 24, 15, 8
+STEPS, SAVED_AT = 24, 8
 METHODS = {
     "diloco": lambda: tw.presets.diloco(sync_every=4),
     "streaming": lambda: tw.presets.streaming_diloco(sync_every=6, layers=2, tau=2),
     "sparse": lambda: tw.presets.sparse_muloco(sync_every=4, density=1 / 32),
 }
-WORKER = int(os.environ.get("WORKER", "0"))
 ELASTIC_STEPS, H, BATCH, ACCUMULATED, RATE = 60, 5, 2, 2, 0.002
 
 
@@ -44,15 +40,13 @@ def tell(**what) -> None:
 class Windows(torch.utils.data.Dataset):
     """Rows of equal length, drawn by worker and index."""
 
-    def __init__(self, worker: int, count: int = 512, *, says_rows: bool = False) -> None:
-        self.worker, self.count, self.says_rows = worker, count, says_rows
+    def __init__(self, worker: int, count: int = 512) -> None:
+        self.worker, self.count = worker, count
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        if self.says_rows:
-            tell(row=index)
         draws = torch.Generator().manual_seed(1_000_003 * self.worker + index)
         start = torch.randint(32, (1,), generator=draws)
         tokens = (start + 3 * torch.arange(12)) % 32
@@ -62,16 +56,6 @@ class Windows(torch.utils.data.Dataset):
 def model(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
     return llama()
-
-
-def adapted(net: nn.Module) -> nn.Module:
-    """`net` with adapters of rank 2, which are all that is trained."""
-    from peft import LoraConfig, get_peft_model
-
-    with warnings.catch_warnings():
-        # peft asks transformers for a property by its old name.
-        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing")
-        return get_peft_model(net, LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
 
 
 def is_anchor(net: nn.Module, outer: tw.OuterLoop) -> bool:
@@ -84,7 +68,6 @@ def facts(net: nn.Module, outer: tw.OuterLoop) -> dict[str, Any]:
         "digest": outer.digest(),
         "rounds": outer.stats.rounds,
         "steps": outer.inner_step,
-        "sent_bytes": outer.stats.sent_bytes,
         "model_is_anchor": is_anchor(net, outer),
     }
 
@@ -99,6 +82,13 @@ def hugging_face_arguments(out: Path, **given) -> Any:
     ddp = {"ddp_backend": "gloo"} if int(os.environ.get("WORLD_SIZE", "1")) > 1 else {}
     quiet = {"report_to": [], "use_cpu": True, "disable_tqdm": True}
     return TrainingArguments(output_dir=str(out), **quiet, **ddp, **given)
+
+
+def hugging_face_trainer(args: Any, net: nn.Module, rows: Any, *optimizers: Any) -> Any:
+    from transformers import Trainer
+
+    given = {"train_dataset": rows, "eval_dataset": Windows(99, 8)}
+    return Trainer(model=net, args=args, optimizers=(*optimizers, None)[:2], **given)
 
 
 def lightning_trainer(out: Path, *callbacks: Any, **given) -> Any:
@@ -118,9 +108,7 @@ def lightning_trainer(out: Path, *callbacks: Any, **given) -> Any:
     )
 
 
-def lightning_module(
-    net: nn.Module, configure: Callable[[], Any], losses: list[float] | None = None
-) -> Any:
+def lightning_module(net: nn.Module, configure: Callable[[], Any]) -> Any:
     import lightning
 
     class Module(lightning.LightningModule):
@@ -129,10 +117,7 @@ def lightning_module(
             self.net = net
 
         def training_step(self, batch, index):
-            loss = self.net(**batch).loss
-            if losses is not None:
-                losses.append(loss.item())
-            return loss
+            return self.net(**batch).loss
 
         def validation_step(self, batch, index):
             self.log("val_loss", self.net(**batch).loss)
@@ -143,26 +128,6 @@ def lightning_module(
     return Module()
 
 
-def lightning_watch(before_batch: Callable, after_batch: Callable) -> tuple[Any, list[dict]]:
-    """A callback for batches, and the metrics that it notes after each evaluation."""
-    from lightning.pytorch.callbacks import Callback
-
-    logs: list[dict] = []
-
-    class Watch(Callback):
-        def on_train_batch_start(self, trainer, module, batch, index):
-            before_batch(trainer, index)
-
-        def on_train_batch_end(self, trainer, *_):
-            after_batch(trainer)
-
-        def on_validation_end(self, trainer, module):
-            found = {name: float(value) for name, value in trainer.callback_metrics.items()}
-            logs.append({"step": trainer.global_step, **found})
-
-    return Watch(), logs
-
-
 def lightning_saves(folder: str | Path, every: int) -> Any:
     from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -171,117 +136,75 @@ def lightning_saves(folder: str | Path, every: int) -> Any:
     )
 
 
-# -- a fixed number of workers ---------------------------------------------------------------------
+def check_a_plain_worker(
+    train: Callable[[nn.Module, tw.Method, Path, bool], tuple[dict[str, Any], tw.OuterLoop]],
+    name: str,
+    out: Path,
+) -> dict[str, Any]:
+    """It computes what a loop by hand does, also when it is resumed; returns what `train` says."""
+    method, net, seen = METHODS[name](), model(), []
+
+    def see(module: nn.Module, args: Any, batch: dict[str, Any]) -> None:
+        seen.extend([batch["input_ids"]] * module.training)
+
+    net.register_forward_pre_hook(see, with_kwargs=True)
+    straight, outer = train(net, method, out, False)
+    assert straight["model_is_anchor"]
+    resumed, _ = train(model(), method, out, True)
+    # Lightning's list is of this process, Trainer's of the run.
+    resumed["losses"] = straight["losses"][:-2] + resumed["losses"][-2:]
+    assert resumed == straight
+    if name == "diloco":  # of the others a last bit decides what is sent
+        found = parameters_to_vector(outer.consensus().values())
+        assert (found - by_hand(method, seen)).abs().max() < 1e-5
+        assert (found - parameters_to_vector(model().parameters())).abs().max() > 1e-2
+    return straight
 
 
-def train_by_hugging_face(method: tw.Method, mode: str, out: Path) -> dict:
-    from transformers import Trainer, TrainerCallback
-
-    from thinwire.integrations.transformers import TransformersCallback
-
-    class Kill(TrainerCallback):
-        def on_step_end(self, args, state, control, **_):
-            if mode == "kill" and state.global_step == KILLED_AT:
-                os._exit(9)
-
+def by_hand(method: tw.Method, batches: list[torch.Tensor]) -> torch.Tensor:
+    """The outer parameters after inner steps of two batches each."""
     net = model()
     optimizer = method.inner.build(net)
-    args = hugging_face_arguments(
-        out,
-        max_steps=STEPS,
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=2,
-        warmup_steps=4,
-        logging_steps=8,
-        save_strategy="steps",
-        save_steps=SAVED_AT,
-        eval_strategy="steps",
-        eval_steps=8,
-    )
-    ranks = dist.group.WORLD if dist.is_initialized() else None
-    outer = tw.OuterLoop(net, optimizer, method, ddp_group=ranks)
-    trainer = Trainer(
-        model=net,
-        args=args,
-        train_dataset=Windows(WORKER),
-        eval_dataset=Windows(99, 16),
-        optimizers=(optimizer, None),
-        callbacks=[Kill()],
-    )
-    TransformersCallback(outer).add_to(trainer)
-    trainer.train(resume_from_checkpoint=True if mode == "resume" else None)
-    logs = trainer.state.log_history
-    return {
-        **facts(net, outer),
-        "losses": [(line["step"], line["eval_loss"]) for line in logs if "eval_loss" in line],
-        "logged_rounds": [line["outer/rounds"] for line in logs if "loss" in line],
-        "is_ddp": type(trainer.model_wrapped).__name__ == "DistributedDataParallel",
-    }
+    with tw.OuterLoop(net, optimizer, method) as outer:
+        for number, tokens in enumerate(batches):
+            (net(input_ids=tokens, labels=tokens).loss / 2).backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    return parameters_to_vector(outer.consensus().values())
 
 
-def train_by_lightning(method: tw.Method, mode: str, out: Path) -> dict:
-    from torchdata.stateful_dataloader import StatefulDataLoader
+class Companion:
+    """A worker of an elastic run in this thread, at step `at` of `steps` when one comes late."""
 
-    from thinwire.integrations.lightning import LightningCallback
+    def __init__(
+        self, method: tw.Method, at: int, steps: int, named: Callable[[nn.Module], nn.Module]
+    ) -> None:
+        hub, self.net, self.steps = ElasticHub(), model(), steps
+        there, self.late = hub.connect("there"), hub.connect("late")
+        self.optimizer = method.inner.build(self.net)
+        self.outer = tw.OuterLoop(named(self.net), self.optimizer, method, transport=there)
+        hub.set_members(there)
+        for _ in range(at - (at < steps)):
+            self.begin()
+            self.outer.finish()
+        hub.set_members(there, self.late)
+        if at < steps:
+            self.begin()
+        else:
+            self.outer.begin(last=True)
 
-    def kill(trainer) -> None:
-        if mode == "kill" and trainer.global_step == KILLED_AT:
-            os._exit(9)
+    def begin(self) -> None:
+        tokens = Windows(1)[self.outer.inner_step]["input_ids"][None]
+        self.net(input_ids=tokens, labels=tokens).loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.outer.begin()
 
-    net, callback = model(), LightningCallback(method)
-    watch, logs = lightning_watch(lambda *_: None, kill)
-    saves = lightning_saves(out, SAVED_AT)
-    given = {"accumulate_grad_batches": 2, "val_check_interval": 16}
-    trainer = lightning_trainer(out, callback, watch, saves, max_steps=STEPS, **given)
-    module = lightning_module(net, lambda: method.inner.build(net))
-    trainer.fit(
-        module,
-        StatefulDataLoader(Windows(WORKER), batch_size=4),
-        torch.utils.data.DataLoader(Windows(99, 16), batch_size=4),
-        ckpt_path=str(out / f"step={SAVED_AT}.ckpt") if mode == "resume" else None,
-    )
-    losses = [(line["step"], line["val_loss"]) for line in logs]
-    return {**facts(module, callback.outer), "losses": losses}
-
-
-LIBRARIES = {"transformers": train_by_hugging_face, "lightning": train_by_lightning}
-
-
-def run_team(library: str, method: str, mode: str, out: Path, *, ranks: int = 1) -> list[dict]:
-    """The last line of each rank of two workers; empty if they were killed."""
-    at = f"tcp://127.0.0.1:{free_port()}?workers=2&worker="
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    team = []
-    for worker in range(2):
-        own = environment | {"WORKER": str(worker), "THINWIRE_AT": f"{at}{worker}"}
-        port = free_port()
-        for rank in range(ranks):
-            joined = rank_environment(rank, ranks, port) if ranks > 1 else {}
-            team.append(Forked([__file__, library, method, mode, str(out)], joined | own))
-    for process in ended(team):
-        # Of two that are killed one may die of the other's death.
-        assert (process.returncode != 0) == (mode == "kill"), process.stderr
-    return [] if mode == "kill" else [json.loads(p.stdout.splitlines()[-1]) for p in team]
-
-
-def check_a_killed_team_resumes(
-    library: str, method: str, out: Path, *, ranks: int = 1
-) -> list[dict]:
-    """Digests, bytes and losses equal those of a run that was left alone; returns what it said."""
-    straight = run_team(library, method, "straight", out / "straight", ranks=ranks)
-    assert len({each["digest"] for each in straight}) == 1
-    assert straight[0]["losses"] == straight[ranks]["losses"]
-    assert straight[0]["model_is_anchor"]
-    run_team(library, method, "kill", out / "killed", ranks=ranks)
-    resumed = run_team(library, method, "resume", out / "killed", ranks=ranks)
-    for before, after in zip(straight, resumed, strict=True):
-        # Lightning's list is of this process, Trainer's of the run.
-        assert before["losses"][-2:] == after["losses"][-2:]
-        for key in ("digest", "rounds", "steps", "model_is_anchor"):
-            assert before[key] == after[key], key
-        # Trainer saves what its first rank holds, whose parts may be a byte shorter each.
-        assert abs(before["sent_bytes"] - after["sent_bytes"]) <= (0 if ranks == 1 else 32)
-    return straight
+    def finish(self) -> None:
+        self.outer.finish()
+        if self.outer.inner_step == self.steps:
+            self.outer.begin(last=True)
 
 
 # -- workers that come and go ----------------------------------------------------------------------
@@ -297,48 +220,35 @@ class Elastic:
 
     def __init__(self, store: str, identity: str, options: dict) -> None:
         torch.set_num_threads(1)
-        if (start := options.get("start")) is not None:
-            # Only now: to import a trainer takes longer than a run of these.
-            while not Path(start).exists():
-                time.sleep(0.01)
-            options["resume"] = json.loads(Path(start).read_text())
         # A newcomer takes the others' weights, whatever its own were.
         self.net = model(sum(identity.encode()))
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=RATE)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, factor)
-        self.method = tw.presets.from_text(options.get("method", "diloco"), sync_every=H)
+        self.method = tw.presets.diloco(sync_every=H)
+        group = {"group": dist.group.WORLD} if "ranks" in options else {}
         self.transport = tw.transport.Elastic(
-            store,
-            run="run",
-            identity=identity,
-            options=tw.transport.ElasticOptions(**options.get("terms", {})),
-            least_wait_s=1.0,
-            **({"group": dist.group.WORLD} if "ranks" in options else {}),
+            store, run="run", identity=identity, least_wait_s=1.0, **group
         )
         self.transport.events.listen(lambda event: tell(event=event.describe()))
         self.folder = f"{options['out']}/{identity}"
-        self.step_s = options.get("step_s", 0.05)
+        self.step_s = options["step_s"]
 
     def shares(self, outer: Callable[[], tw.OuterLoop]) -> ShareDataset:
-        rows = Windows(0, 100_000, says_rows=True)
-        return ShareDataset(rows, outer, rows_per_step=BATCH * ACCUMULATED)
+        return ShareDataset(Windows(0, 100_000), outer, rows_per_step=BATCH * ACCUMULATED)
 
     def say_step(self, outer: tw.OuterLoop, step: int) -> None:
-        rate, version = self.optimizer.param_groups[0]["lr"], outer.stats.rounds
-        # Of the step that has just been trained: in `share`, which is another one after a round.
-        tell(step=step, share=outer.share, workers=outer.workers, version=version, rate=rate)
+        tell(step=step, share=outer.share, workers=outer.workers, version=outer.stats.rounds)
         time.sleep(self.step_s)
 
-    def finish(self, outer: tw.OuterLoop, net: nn.Module, logs: list[dict], steps: int) -> None:
+    def finish(self, outer: tw.OuterLoop, net: nn.Module) -> None:
         found = facts(net, outer)
-        ends = {"version": found["rounds"], "last_step": found["steps"], "trainer_steps": steps}
-        tell(**found, **ends, logs=logs)
+        tell(**found, version=found["rounds"], last_step=found["steps"])
         outer.close()
         os._exit(0)
 
 
 def elastic_hugging_face(store: str, identity: str, options: dict) -> None:
-    from transformers import PrinterCallback, Trainer, TrainerCallback
+    from transformers import PrinterCallback, TrainerCallback
 
     from thinwire.integrations.transformers import TransformersCallback
 
@@ -357,7 +267,6 @@ def elastic_hugging_face(store: str, identity: str, options: dict) -> None:
         per_device_train_batch_size=BATCH // ranks,
         gradient_accumulation_steps=ACCUMULATED,
         ignore_data_skip=True,
-        logging_steps=H,
         eval_strategy="steps",
         eval_steps=4 * H,
         save_strategy="steps",
@@ -366,26 +275,24 @@ def elastic_hugging_face(store: str, identity: str, options: dict) -> None:
     )
     worker = Elastic(store, identity, options)
     outer = tw.OuterLoop(worker.net, worker.optimizer, worker.method, transport=worker.transport)
-    trainer = Trainer(
-        model=worker.net,
-        args=args,
-        train_dataset=worker.shares(lambda: outer),
-        eval_dataset=Windows(99, 8),
-        optimizers=(worker.optimizer, worker.schedule),
-        callbacks=[Watch()],
-    )
+    rows = worker.shares(lambda: outer)
+    trainer = hugging_face_trainer(args, worker.net, rows, worker.optimizer, worker.schedule)
+    trainer.add_callback(Watch())
     trainer.remove_callback(PrinterCallback)  # which is no JSON
     TransformersCallback(outer).add_to(trainer)
-    trainer.train(resume_from_checkpoint=options.get("resume"))
-    worker.finish(outer, worker.net, trainer.state.log_history, trainer.state.global_step)
+    trainer.train()
+    worker.finish(outer, worker.net)
 
 
 def elastic_lightning(store: str, identity: str, options: dict) -> None:
+    from lightning.pytorch.callbacks import Callback
+
     from thinwire.integrations.lightning import LightningCallback
 
-    def say_step(trainer, index: int) -> None:
-        if index % ACCUMULATED == 0:
-            worker.say_step(callback.outer, trainer.global_step)
+    class Watch(Callback):
+        def on_train_batch_start(self, trainer, module, batch, index):
+            if index % ACCUMULATED == 0:
+                worker.say_step(callback.outer, trainer.global_step)
 
     def own_rows(rows: list) -> Any:
         return torch.utils.data.default_collate(rows[index::ranks])
@@ -399,12 +306,11 @@ def elastic_lightning(store: str, identity: str, options: dict) -> None:
         given = {"devices": ranks, "strategy": "ddp"}
     worker = Elastic(store, identity, options)
     callback = LightningCallback(worker.method, transport=worker.transport)
-    watch, logs = lightning_watch(say_step, lambda _: None)
     saves = lightning_saves(worker.folder, 4)
     # An epoch is a round.
     given |= {"accumulate_grad_batches": ACCUMULATED, "check_val_every_n_epoch": 1}
     trainer = lightning_trainer(
-        options["out"], callback, watch, saves, max_steps=ELASTIC_STEPS, **given
+        options["out"], callback, Watch(), saves, max_steps=ELASTIC_STEPS, **given
     )
     scheduler = {"scheduler": worker.schedule, "interval": "step"}
     module = lightning_module(worker.net, lambda: ([worker.optimizer], [scheduler]))
@@ -414,58 +320,5 @@ def elastic_lightning(store: str, identity: str, options: dict) -> None:
             worker.shares(lambda: callback.outer), batch_size=BATCH, collate_fn=own_rows
         ),
         torch.utils.data.DataLoader(Windows(99, 8), batch_size=4),
-        ckpt_path=options.get("resume"),
     )
-    worker.finish(callback.outer, module, logs, trainer.global_step)
-
-
-def check_an_elastic_worker_comes_back(
-    work: str, folder: Path, last_checkpoint: Callable[[Path], Any] | None
-) -> list[list[dict]]:
-    """Kill and restart one of three workers with different weights; all must end alike.
-
-    It resumes from what `last_checkpoint` finds in its folder, or from nothing.
-
-    Returns:
-        What each worker that came to the end has logged; the restarted one is the last.
-    """
-    from elastic_team import Team
-
-    with Team(folder, work=work) as team:
-        start = folder / "start"
-        restarted = team.start("b", out=str(folder / "out"), start=str(start))
-        workers = team.start_all(*"abc", out=str(folder / "out"))
-        killed = workers[1]
-        # In the middle of a round, with a checkpoint of the middle of an earlier one.
-        team.until(lambda: killed.steps()[-1]["step"] > 16 and killed.steps()[-1]["step"] % H > 1)
-        killed.kill()
-        # The others go on, so that the checkpoint is behind them.
-        team.until(lambda: workers[0].version > killed.version + 1)
-        resume = None if last_checkpoint is None else last_checkpoint(folder / "out" / "b")
-        (folder / "resume").write_text(json.dumps(resume))
-        (folder / "resume").rename(start)
-        alive = team.finish(90)
-        assert alive == [restarted, workers[0], workers[2]]
-        assert restarted.events("healed"), team.report()
-        assert restarted.steps()[0]["step"] > killed.steps()[-1]["step"]
-        rows = [line["row"] for w in team.workers for line in w.records if "row" in line]
-        assert len(rows) == len(set(rows))
-        for worker in alive:
-            ends = [worker.last(key) for key in ("last_step", "trainer_steps", "model_is_anchor")]
-            assert ends == [ELASTIC_STEPS, ELASTIC_STEPS, True]
-            steps = [line["step"] for line in worker.steps()]
-            assert steps == sorted(set(steps))
-            assert steps[-1] == ELASTIC_STEPS - 1
-            for line in worker.steps():
-                assert line["rate"] == pytest.approx(RATE * factor(line["step"]), rel=1e-9)
-        return [worker.last("logs") for worker in (workers[0], workers[2], restarted)]
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    library, name, mode, out = sys.argv[1:]
-    print(
-        json.dumps(LIBRARIES[library](METHODS[name](), mode, Path(out) / str(WORKER))), flush=True
-    )
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    worker.finish(callback.outer, module)

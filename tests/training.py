@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import os
+import pickle
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +20,12 @@ from thinwire.train.config import Intervals, Runtime, TrainConfig
 from thinwire.train.data import Data
 from thinwire.train.models import Model
 from thinwire.train.trainer import resume
+
+LLAMA = {
+    **{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 256},
+    **{"intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2},
+    **{"max_position_embeddings": 64, "tie_word_embeddings": True},
+}
 
 
 @pytest.fixture(scope="session")
@@ -36,11 +44,7 @@ def corpus(tmp_path_factory) -> Path:
 def tiny(tmp_path, corpus):
     """A configuration of a model of a few thousand parameters."""
     file = tmp_path / "config.json"
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 32}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
-    kind = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 256}
-    more = {"max_position_embeddings": 64, "tie_word_embeddings": True}
-    file.write_text(json.dumps(kind | sizes | heads | more))
+    file.write_text(json.dumps(LLAMA | {"hidden_size": 16, "num_hidden_layers": 1}))
 
     def make(preset: str = "diloco", **changes) -> TrainConfig:
         config = dataclasses.replace(
@@ -68,22 +72,22 @@ def records(out: Path) -> list[dict]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-def script(tiny_config: TrainConfig, out: Path, *, begin: str = "resume") -> list[str]:
-    """A process that runs `tiny_config`, which travels as the recipe file of a user would."""
+def script(config: TrainConfig, out: Path, *, begin: str = "resume") -> list[str]:
+    """A process that runs `config`."""
     file = out.parent / f"{out.name}.py"
     file.write_text(
-        "from pathlib import Path\n"
-        "from thinwire import *\nfrom thinwire import inner, outer, codecs\n"
-        "from thinwire.fragments import Whole\nfrom thinwire.feedback import NoFeedback\n"
-        "from thinwire.aggregate import MeanOverWorkers\n"
-        "from thinwire.codecs import *\nfrom thinwire.outer import SGD, GradientAveraging, Gossip\n"
-        "from thinwire.inner import AdamW, Muon, NewtonSchulz\n"
-        "from thinwire.train.config import *\nfrom thinwire.train.data import Data\n"
-        "from thinwire.train.models import Model\n"
-        "from thinwire.train import trainer\n"
-        f"trainer.{begin}({tiny_config!r}, Path({str(out)!r}))\n"
+        "import pickle\nfrom pathlib import Path\nfrom thinwire.train import trainer\n"
+        f"trainer.{begin}(pickle.loads({pickle.dumps(config)!r}), Path({str(out)!r}))\n"
     )
     return [sys.executable, str(file)]
+
+
+def kill_when(process: Forked, ready: Callable[[], bool]) -> None:
+    while not ready():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
 
 
 def start_ranked(config: TrainConfig, out: Path, begin: str = "train") -> list[Forked]:
@@ -133,15 +137,7 @@ def flags(config: TrainConfig, out: Path) -> list[str]:
 
 
 class Team:
-    """Processes of `thinwire join` (or `serve`) in one run, by the names of their folders.
-
-    Args:
-        folder: of the workers' folders.
-        config: what they train, as `flags` has it.
-        address: of the run.
-        more: flags of all.
-        environment: more of it.
-    """
+    """Processes of `thinwire join` (or `serve`) in one run, by the names of their folders."""
 
     def __init__(
         self, folder: Path, config: TrainConfig, address: str, *more: str, **environment: str

@@ -1,5 +1,4 @@
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -8,43 +7,52 @@ import thinwire as tw
 from elastic_twin import ElasticHub
 from thinwire.integrations.shares import ShareDataset
 from trainer_workers import (
-    check_a_killed_team_resumes,
-    check_an_elastic_worker_comes_back,
+    METHODS,
+    SAVED_AT,
+    STEPS,
+    Companion,
+    Windows,
+    check_a_plain_worker,
+    facts,
     is_anchor,
+    lightning_module,
     lightning_saves,
     lightning_trainer,
+    model,
 )
 
 pytest.importorskip("lightning")
 
+from lightning.pytorch.callbacks import Callback
+
 from thinwire.integrations.lightning import LightningCallback
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["diloco", "streaming", "sparse"])
-def test_two_workers_killed_and_resumed_end_as_if_left_alone(method: str, tmp_path: Path) -> None:
-    check_a_killed_team_resumes("lightning", method, tmp_path)
+def train(net, method: tw.Method, out: Path, resume: bool) -> tuple[dict, tw.OuterLoop]:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    callback, losses = LightningCallback(method), []
+
+    class Watch(Callback):
+        def on_validation_end(self, trainer, module):
+            losses.append((trainer.global_step, float(trainer.callback_metrics["val_loss"])))
+
+    given = {"accumulate_grad_batches": 2, "val_check_interval": 16, "max_steps": STEPS}
+    fits = lightning_trainer(out, callback, Watch(), lightning_saves(out, SAVED_AT), **given)
+    trained = lightning_module(net, lambda: method.inner.build(net))
+    fits.fit(
+        trained,
+        StatefulDataLoader(Windows(0), batch_size=4),
+        torch.utils.data.DataLoader(Windows(99, 16), batch_size=4),
+        ckpt_path=str(out / f"step={SAVED_AT}.ckpt") if resume else None,
+    )
+    return facts(trained, callback.outer) | {"losses": losses}, callback.outer
 
 
-def last_checkpoint(folder: Path) -> str:
-    return str(max(folder.glob("*.ckpt"), key=lambda file: int(file.stem.partition("=")[2])))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("resume", [None, last_checkpoint], ids=["with nothing", "checkpoint"])
-def test_an_elastic_worker_that_was_killed_comes_back(resume, tmp_path: Path) -> None:
-    logs = check_an_elastic_worker_comes_back("trainer_workers.elastic_lightning", tmp_path, resume)
-    # Every round, the outer parameters, which are the same.
-    evaluated = [{line["step"]: line["val_loss"] for line in history} for history in logs]
-    # Lightning ends the epoch first in which the checkpoint was written.
-    rounds = [step for step in evaluated[-1] if step % 5 == 0]
-    assert rounds[-1] == 60
-    assert all(evaluated[0][step] == evaluated[-1][step] for step in rounds)
-    assert len({history[-1]["outer/rounds"] for history in logs}) == 1
-    for history in logs:
-        assert max(line["outer/workers"] for line in history) == 3
-        # The x-axis of loggers.
-        assert history[-1]["step"] == 60
+@pytest.mark.slow_cases("streaming", "sparse")
+@pytest.mark.parametrize("method", METHODS)
+def test_a_trainer_is_a_plain_loop_also_when_resumed(method: str, tmp_path: Path) -> None:
+    check_a_plain_worker(train, method, tmp_path)
 
 
 def trainer(callback, out: Path, **fields):
@@ -151,27 +159,36 @@ def shares(callback: LightningCallback):
     return torch.utils.data.DataLoader(dataset, batch_size=3)
 
 
-def test_a_worker_that_comes_when_the_run_is_over_trains_no_step_of_it(tmp_path: Path) -> None:
-    hub = ElasticHub()
+@pytest.mark.parametrize("at", [4, 8])
+def test_a_worker_that_comes_late_is_at_the_others_step(at: int, tmp_path: Path) -> None:
+    """If the run is over it trains no step of it."""
     method = tw.presets.diloco(sync_every=2)
-    here, there = hub.connect("late"), hub.connect("there")
-    hub.set_members(there)
-    net = module()
-    optimizer = net.configure_optimizers()
-    other = tw.OuterLoop(net, optimizer, method, transport=there)
-    for (rows,) in list(data())[:6]:
-        net.training_step([rows], 0).backward()
-        optimizer.step()
-        other.step()
-    hub.set_members(there, here)
-    other.begin(last=True)
-    late, own = LightningCallback(method, transport=here), module()
-    fitted = trainer(late, tmp_path)
-    fitted.fit(own, shares(late))
-    other.finish()
-    assert (fitted.global_step, late.outer.inner_step) == (6, 6)
-    assert late.outer.digest() == other.digest()
+    there = Companion(method, at, 8, lambda net: lightning_module(net, lambda: None))
+    late = LightningCallback(method, transport=there.late)
+
+    class Lockstep(Callback):
+        def on_train_batch_start(self, *_) -> None:
+            there.begin()
+
+        def on_train_batch_end(self, trainer, *_) -> None:
+            there.finish()
+            numbers.append({name: float(x) for name, x in trainer.callback_metrics.items()})
+
+    net, numbers = model(), []
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    scheduler = {"scheduler": torch.optim.lr_scheduler.ExponentialLR(sgd, 0.5), "interval": "step"}
+    own = lightning_module(net, lambda: ([sgd], [scheduler]))
+    rows = ShareDataset(Windows(0), lambda: late.outer, rows_per_step=3)
+    fits = lightning_trainer(tmp_path, late, Lockstep(), max_steps=8)
+    fits.fit(own, torch.utils.data.DataLoader(rows, batch_size=3))
+    there.outer.finish()
+    assert (fits.global_step, late.outer.inner_step, len(numbers)) == (8, 8, 8 - at)
+    assert late.outer.digest() == there.outer.digest()
     assert is_anchor(own, late.outer)
+    assert sgd.param_groups[0]["lr"] == 0.1 * 0.5**8
+    # The x-axis of loggers.
+    assert [line["step"] for line in numbers] == list(range(at + 1, 9))
+    assert all(line["outer/workers"] == 2 for line in numbers)
 
 
 def with_scheduler(interval: str, frequency: int):
@@ -183,18 +200,12 @@ def with_scheduler(interval: str, frequency: int):
     return net
 
 
-def by_hand() -> Any:
-    net = module()
-    net.automatic_optimization = False
-    return net
-
-
 @pytest.mark.parametrize(
     ("net", "told"),
     [
         (lambda: with_scheduler("epoch", 1), "every 1 epochs.*interval="),
         (lambda: with_scheduler("step", 2), "every 2 steps.*interval="),
-        (by_hand, "manual optimization"),
+        (two_optimizers, "manual optimization"),
     ],
 )
 def test_what_elastic_workers_cannot_do_is_refused(net, told: str, tmp_path: Path) -> None:

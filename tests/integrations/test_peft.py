@@ -1,15 +1,25 @@
 """Adapters of peft: what they leave frozen is neither sent nor kept."""
 
 import copy
+import warnings
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 import thinwire as tw
 from thinwire.exchange.message import HEADER_NBYTES
-from trainer_workers import Windows, adapted, model
+from trainer_workers import Windows, is_anchor, model
 
 H = 3
+
+
+def adapted(net: torch.nn.Module) -> torch.nn.Module:
+    """`net` with adapters of rank 2, which are all that is trained."""
+    with warnings.catch_warnings():
+        # peft asks transformers for a property by its old name.
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing")
+        return get_peft_model(net, LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
 
 
 def team(method: tw.Method):
@@ -21,8 +31,8 @@ def team(method: tw.Method):
     return workers
 
 
-def train(workers, first: int, last: int) -> None:
-    for step in range(first, last):
+def train(workers, steps: int) -> None:
+    for step in range(steps):
         for number, (net, optimizer, outer) in enumerate(workers):
             tokens = torch.stack([Windows(number)[step]["input_ids"]])
             net(input_ids=tokens, labels=tokens).loss.backward()
@@ -40,7 +50,7 @@ def trained(net) -> dict[str, torch.Tensor]:
 def test_only_adapters_travel_and_what_is_frozen_stays() -> None:
     workers = team(tw.presets.diloco(sync_every=H))
     frozen = copy.deepcopy({n: p for n, p in workers[0][0].named_parameters() if "lora" not in n})
-    train(workers, 0, 2 * H)
+    train(workers, 2 * H)
     for net, _, outer in workers:
         assert all("lora" in name for name in trained(net))
         numel = sum(p.numel() for p in trained(net).values())
@@ -48,32 +58,12 @@ def test_only_adapters_travel_and_what_is_frozen_stays() -> None:
         assert outer.memory()["anchor"] == 4 * numel
         assert all(torch.equal(p, dict(net.named_parameters())[n]) for n, p in frozen.items())
     assert workers[0][2].digest() == workers[1][2].digest()
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        tw.presets.muloco(bits=2, sync_every=H),
-        tw.presets.streaming_diloco(sync_every=H, layers=2, tau=1),
-    ],
-    ids=["muloco", "streaming"],
-)
-def test_adapters_resume_bit_for_bit_and_are_evaluated_as_their_anchor(method) -> None:
-    straight = team(method)
-    train(straight, 0, 4)
-    saved = [copy.deepcopy([part.state_dict() for part in worker]) for worker in straight]
-    train(straight, 4, 3 * H)
-    resumed = team(method)
-    for worker, states in zip(resumed, saved, strict=True):
-        for part, state in zip(worker, states, strict=True):
-            part.load_state_dict(state)
-    train(resumed, 4, 3 * H)
-    net, _, outer = resumed[0]
-    assert outer.digest() == straight[0][2].digest()
+    train(workers, 1)
+    net, _, outer = workers[0]
     live = copy.deepcopy(trained(net))
     with outer.evaluating():
-        anchor = outer.consensus()
-        assert all(torch.equal(p, anchor[name]) for name, p in trained(net).items())
+        assert is_anchor(net, outer)
+    assert not is_anchor(net, outer)
     assert all(torch.equal(p, live[name]) for name, p in trained(net).items())
 
 

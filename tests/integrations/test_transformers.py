@@ -1,10 +1,11 @@
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
-from transformers import Trainer, TrainerCallback
+from transformers import TrainerCallback
 
 import thinwire as tw
 from elastic_twin import ElasticHub
@@ -13,48 +14,85 @@ from thinwire.integrations.shares import ShareDataset
 from thinwire.integrations.transformers import TransformersCallback
 from trainer_workers import (
     METHODS,
+    SAVED_AT,
+    STEPS,
+    Companion,
     Windows,
-    check_a_killed_team_resumes,
-    check_an_elastic_worker_comes_back,
+    check_a_plain_worker,
+    facts,
     hugging_face_arguments,
+    hugging_face_trainer,
     is_anchor,
     model,
-    run_team,
-    train_by_hugging_face,
 )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["diloco", "streaming", "sparse"])
-def test_two_workers_killed_and_resumed_end_as_if_left_alone(method: str, tmp_path: Path) -> None:
-    check_a_killed_team_resumes("transformers", method, tmp_path)
+def train(net, method: tw.Method, out: Path, resume: bool) -> tuple[dict, tw.OuterLoop]:
+    optimizer = method.inner.build(net)
+    given = {"max_steps": STEPS, "gradient_accumulation_steps": 2, "max_grad_norm": 0.0}
+    given |= {"save_strategy": "steps", "save_steps": SAVED_AT, "per_device_train_batch_size": 4}
+    given |= {"eval_strategy": "steps", "eval_steps": 8, "logging_steps": 8}
+    outer = tw.OuterLoop(net, optimizer, method)
+    args = hugging_face_arguments(out, lr_scheduler_type="constant", **given)
+    trainer = hugging_face_trainer(args, net, Windows(0), optimizer)
+    TransformersCallback(outer).add_to(trainer)
+    trainer.train(resume_from_checkpoint=str(out / f"checkpoint-{SAVED_AT}") if resume else None)
+    logs = trainer.state.log_history
+    rounds = [line["outer/rounds"] for line in logs if "loss" in line]
+    losses = [(line["step"], line["eval_loss"]) for line in logs if "eval_loss" in line]
+    told = {"losses": losses, "logged_rounds": rounds}
+    return facts(net, outer) | told, outer
 
 
-@pytest.mark.slow
-def test_workers_of_two_ddp_ranks_send_every_byte_once(tmp_path: Path) -> None:
-    straight = check_a_killed_team_resumes("transformers", "sparse", tmp_path, ranks=2)
-    assert all(each["is_ddp"] for each in straight)
-    alone, _ = run_team("transformers", "sparse", "straight", tmp_path / "alone")
-    assert sum(each["sent_bytes"] for each in straight[:2]) == alone["sent_bytes"]
+@pytest.mark.slow_cases("streaming", "sparse")
+@pytest.mark.parametrize("method", METHODS)
+def test_a_trainer_is_a_plain_loop_also_when_resumed(method: str, tmp_path: Path) -> None:
+    """Accumulated steps count once."""
+    found = check_a_plain_worker(train, method, tmp_path)
+    assert found["steps"] == 24
+    if method == "diloco":
+        assert found["logged_rounds"] == [2, 4, 6]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("resume", [None, lambda _: True], ids=["with nothing", "checkpoint"])
-def test_an_elastic_worker_that_was_killed_comes_back(resume, tmp_path: Path) -> None:
-    work = "trainer_workers.elastic_hugging_face"
-    logs = check_an_elastic_worker_comes_back(work, tmp_path, resume)
-    assert len({history[-1]["outer/rounds"] for history in logs}) == 1
-    for history in logs:
-        assert max(line["outer/workers"] for line in history) == 3
-        assert history[-1]["outer/sent_bytes"] > 0
-    undisturbed, restarted = logs[0], logs[-1]
-    # A loss is a mean over the steps that this worker trained, not over those of the run.
-    losses = {line["step"]: line["loss"] for line in undisturbed if "loss" in line}
-    own = [line for line in restarted if "loss" in line and line["step"] > 20]
-    for line in (own[0], own[-1]):
-        assert line["loss"] == pytest.approx(losses[line["step"]], rel=0.1)
-    evaluated = [[h["eval_loss"] for h in history if "eval_loss" in h][-1] for history in logs]
-    assert len(set(evaluated)) == 1
+@pytest.mark.parametrize("at", [6, 12])
+def test_a_worker_that_comes_late_is_at_the_others_step(at: int, tmp_path: Path) -> None:
+    """If the run is over it trains no step of it."""
+    method, lasts = tw.presets.diloco(sync_every=H), 12
+    there = Companion(method, at, lasts, lambda net: net)
+
+    class Lockstep(TrainerCallback):
+        def on_step_begin(self, args, state, control, **given):
+            if state.global_step < lasts:
+                there.begin()
+
+        def on_step_end(self, args, state, control, **given):
+            if there.outer.inner_step < lasts or at < lasts:
+                there.finish()
+
+    def falling(optimizer):
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+
+    given = {"ignore_data_skip": True, "per_device_train_batch_size": 4, "logging_steps": H}
+    trainer, callback = build(
+        tmp_path, method=method, transport=there.late, scheduler=falling, max_steps=lasts, **given
+    )
+    trainer.add_callback(Lockstep())
+    losses = []
+    trainer.model.register_forward_hook(lambda *given: losses.append(given[-1].loss.item()))
+    trained((trainer, callback))
+    there.outer.finish()
+    assert (trainer.state.global_step, callback.outer.inner_step) == (lasts, lasts)
+    assert callback.outer.digest() == there.outer.digest()
+    assert is_anchor(trainer.model, callback.outer)
+    if at < lasts:
+        assert len(losses) == lasts - at
+        for group in trainer.optimizer.param_groups:
+            assert group["lr"] == group["initial_lr"] * 0.5**lasts
+        logs = [line for line in trainer.state.log_history if "loss" in line]
+        assert [(line["step"], line["outer/workers"]) for line in logs] == [(9, 2), (12, 2)]
+        # A loss is a mean over the steps that this worker trained, not over those of the run.
+        found = [line["loss"] for line in logs]
+        assert found == pytest.approx([sum(losses[:3]) / 3, sum(losses[3:]) / 3], rel=1e-3)
 
 
 def build(out: Path, *, optimizer=None, method=None, transport=None, scheduler=None, **changes):
@@ -64,17 +102,9 @@ def build(out: Path, *, optimizer=None, method=None, transport=None, scheduler=N
     outer, rows = tw.OuterLoop(net, mine, method, transport=transport), Windows(0)
     if transport is not None:
         rows = ShareDataset(rows, lambda: outer, rows_per_step=4)
-    trainer = Trainer(
-        model=net,
-        args=hugging_face_arguments(out, **{"max_steps": 8, "save_strategy": "no", **changes}),
-        train_dataset=rows,
-        eval_dataset=Windows(99, 8),
-        optimizers=(
-            mine if optimizer is None else optimizer(net),
-            None if scheduler is None else scheduler(mine),
-        ),
-    )
-    return trainer, TransformersCallback(outer)
+    args = hugging_face_arguments(out, **{"max_steps": 8, "save_strategy": "no", **changes})
+    optimizers = mine if optimizer is None else optimizer(net), scheduler and scheduler(mine)
+    return hugging_face_trainer(args, net, rows, *optimizers), TransformersCallback(outer)
 
 
 def trained(built):
@@ -88,13 +118,6 @@ def trained(built):
 def best_model(every: int) -> dict:
     strategies = {"eval_strategy": "steps", "save_strategy": "steps"}
     return {"load_best_model_at_end": True, "eval_steps": every, "save_steps": every} | strategies
-
-
-def test_accumulated_steps_count_once_and_its_logs_have_rounds(tmp_path: Path) -> None:
-    found = train_by_hugging_face(METHODS["diloco"](), "straight", tmp_path)
-    assert (found["steps"], found["rounds"]) == (24, 6)
-    assert found["logged_rounds"] == [2, 4, 6]
-    assert found["model_is_anchor"]
 
 
 def test_trainers_own_optimizer_is_refused(tmp_path: Path) -> None:
@@ -152,13 +175,9 @@ def test_steps_that_a_scaler_skips_count(tmp_path: Path) -> None:
     assert (callback.outer.inner_step, callback.outer.stats.rounds) == (8, 2)
 
 
-class FakeLoop:
-    workers, inner_step, is_elastic = 2, 3, False
-    transport = tw.transport.Distributed()
-
-
 def test_workers_of_other_ranks_or_steps_than_the_trainers_are_refused() -> None:
-    loop = FakeLoop()
+    given = {"workers": 2, "inner_step": 3, "is_elastic": False}
+    loop = SimpleNamespace(transport=tw.transport.Distributed(), **given)
     with pytest.raises(tw.ConfigurationError, match=r"2 workers under one torchrun.*THINWIRE_AT"):
         check_apart(loop, 2)
     with pytest.raises(tw.ConfigurationError, match=r"from step 8.*at inner step 3"):
@@ -203,7 +222,7 @@ def test_elastic_checkpoints_resume_at_the_end_and_at_the_last_round(tmp_path: P
     # Those who watch the run see the loss that is logged.
     *_, last = (logged["loss"] for logged in trainer.state.log_history if "loss" in logged)
     assert callback.outer.transport.metrics.loss == last
-    # One that comes when the run is over trains no step of it.
+    # The run is over: it trains no step.
     late, other = build_elastic(tmp_path)
     other.add_to(late)
     late.train(resume_from_checkpoint=str(tmp_path / "checkpoint-7"))

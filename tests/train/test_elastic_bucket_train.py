@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-import training
 from s3_server import SECRETS, Proxy, in_aws, s3_fixture  # noqa: F401 - the fixture
 from thinwire.cli import main
 from thinwire.train.config import TrainConfig
+from training import Team, summary
+from training import flags as long_flags
 
 pytest.importorskip("obstore")
 
@@ -27,23 +28,12 @@ def without_a_token(monkeypatch) -> None:
 
 
 def flags(config: TrainConfig, out: Path) -> list[str]:
-    return [*training.flags(config, out), *SHORT]
+    return [*long_flags(config, out), *SHORT]
 
 
-class Team(training.Team):
-    """Of workers that come and go."""
-
-    def __init__(self, folder: Path, config: TrainConfig, url: str) -> None:
-        super().__init__(folder, config, url, *SHORT)
-        self.url = url
-
-    def rounds(self, name: str) -> int:
-        return sum(event["kind"] == "committed" for event in self.events(name))
-
-    def events(self, name: str) -> list[dict]:
-        file = self.folder / name / "events.jsonl"
-        lines = file.read_text().split("\n")[:-1] if file.exists() else []
-        return [json.loads(line) for line in lines]
+def team_of(folder: Path, config: TrainConfig) -> Team:
+    """Workers that come and go, and share a folder."""
+    return Team(folder, config, f"file://{folder}/shared/r", *SHORT)
 
 
 def status(capsys, *where: str) -> dict:
@@ -58,14 +48,13 @@ def test_two_workers_that_share_a_folder_end_as_one_run(tiny, tmp_path, capsys, 
     (tmp_path / "token.txt").write_text(SECRET)
     (tmp_path / "token.txt").chmod(0o600)
     given = ["--token-file", str(tmp_path / "token.txt")] if token == "file" else []
-    place = f"file://{tmp_path}/shared/r"
-    with Team(tmp_path, tiny("diloco", steps=10), place) as team:
+    with team_of(tmp_path, tiny("diloco", steps=10)) as team:
         team.start("a", "--min-workers", "2", *given)
         team.start("b", "--min-workers", "2", *given)
         summaries = team.finish()
-    assert len({summary["outer_digest"] for summary in summaries.values()}) == 1
-    assert all(summary["requests"]["puts"] for summary in summaries.values())
-    told = status(capsys, place, *given)
+    assert len({found["outer_digest"] for found in summaries.values()}) == 1
+    assert all(found["requests"]["puts"] for found in summaries.values())
+    told = status(capsys, team.address, *given)
     assert (told["run"]["over"], told["run"]["step"], told["run"]["version"]) == (True, 10, 2)
     assert [worker["identity"].split("@")[0] for worker in told["workers"]] == ["a", "b"]
     assert {worker["state"] for worker in told["workers"]} == {"finished"}
@@ -73,49 +62,6 @@ def test_two_workers_that_share_a_folder_end_as_one_run(tiny, tmp_path, capsys, 
     # Sealed, nothing that is in them can be read.
     raw = b"".join(file.read_bytes() for file in (tmp_path / "shared" / "r" / "roll").iterdir())
     assert (b'"dealt"' in raw) == (token == "none")
-
-
-@pytest.fixture
-def as_admin(s3, monkeypatch) -> str:
-    for name, value in in_aws(s3).items():
-        monkeypatch.setenv(name, value)
-    return s3
-
-
-def read_only(monkeypatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "reader")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRETS["reader"])
-
-
-@pytest.mark.slow
-def test_one_is_killed_and_comes_back_and_a_third_joins(
-    tiny, tmp_path, capsys, monkeypatch, as_admin
-) -> None:
-    monkeypatch.setenv("THINWIRE_TOKEN", SECRET)
-    place = f"s3://run/{tmp_path.name}/r"
-    with Team(tmp_path, tiny("muloco:bits=2", steps=600), place) as team:
-        team.start("a", "--min-workers", "2")
-        team.start("b", "--min-workers", "2")
-        saved = "b/checkpoints/step-*.json"
-        team.until(lambda: team.rounds("b") > 3 and any(tmp_path.glob(saved)))
-        told = status(capsys, place)
-        assert {worker["identity"].split("@")[0] for worker in told["workers"]} == {"a", "b"}
-        assert not told["run"]["over"]
-        assert told["age_s"] < 60
-        team.workers.pop("b").kill()
-        team.start("c")
-        team.start("b", "--resume")
-        before = team.rounds("b")
-        team.until(lambda: team.rounds("b") > before and team.rounds("c") > 0)
-        assert len(status(capsys, place)["workers"]) == 3
-        summaries = team.finish()
-    assert len({summary["outer_digest"] for summary in summaries.values()}) == 1
-    came = [event for event in team.events("a") if event["kind"] == "arrived"]
-    assert {who.split("@")[0] for event in came for who in event["who"]} >= {"b", "c"}
-    assert any(event["kind"] == "healed" for event in team.events("c"))
-    assert (tmp_path / "c" / "model" / "config.json").exists()
-    read_only(monkeypatch)  # is enough to look
-    assert status(capsys, place)["run"]["over"]
 
 
 def refused(capsys, arguments: list[str]) -> str:
@@ -136,7 +82,7 @@ def test_a_run_that_is_over_gives_its_model_and_is_joined_by_nothing_else(
     place, late = f"{store}/r", tmp_path / "late"
     assert main(["join", place, *flags(config, tmp_path / "first")]) == 0
     assert main(["join", place, *flags(config, late)]) == 0
-    first, last = (training.summary(tmp_path / name) for name in ("first", "late"))
+    first, last = (summary(tmp_path / name) for name in ("first", "late"))
     assert last["outer_digest"] == first["outer_digest"]
     assert last["tokens"] == 0 < first["tokens"]
     assert (late / "model" / "config.json").exists()
@@ -159,14 +105,13 @@ def test_a_run_that_is_over_gives_its_model_and_is_joined_by_nothing_else(
 def test_a_worker_that_waits_is_shown_keeps_its_folder_and_stops_when_asked(
     tiny, tmp_path, capsys
 ) -> None:
-    place = f"file://{tmp_path}/shared/r"
-    with Team(tmp_path, tiny("diloco", steps=20), place) as team:
+    with team_of(tmp_path, tiny("diloco", steps=20)) as team:
         team.start("a", "--min-workers", "2")
         team.until(lambda: any(tmp_path.glob("shared/r/call/*/*")))
-        told = status(capsys, place)
+        told = status(capsys, team.address)
         assert told["run"] is None
         assert [worker["state"] for worker in told["workers"]] == ["waits for the next round"]
-        same = ["join", place, *flags(team.config, tmp_path / "a")]
+        same = ["join", team.address, *flags(team.config, tmp_path / "a")]
         assert "another process is writing a run there" in refused(capsys, same)
         (waiting,) = team.workers.values()
         waiting.send_signal(signal.SIGTERM)
@@ -176,10 +121,10 @@ def test_a_worker_that_waits_is_shown_keeps_its_folder_and_stops_when_asked(
 
 @pytest.mark.slow
 def test_of_two_with_one_identity_the_earlier_one_ends(tiny, tmp_path) -> None:
-    place = f"file://{tmp_path}/shared/r"
-    with Team(tmp_path, tiny("diloco", steps=400), place) as team:
+    events = tmp_path / "a" / "events.jsonl"
+    with team_of(tmp_path, tiny("diloco", steps=400)) as team:
         team.start("a", "--identity", "same")
-        team.until(lambda: team.rounds("a") > 2)
+        team.until(lambda: events.exists() and events.read_text().count("committed") > 2)
         team.start("b", "--identity", "same")
         _, error = team.workers["a"].communicate(timeout=60)
         assert "cannot take part as 'same'" in error
@@ -218,11 +163,17 @@ ALONE = "one torchrun are one worker, which ends with any of them; do: start one
         (ONE, "--worker-size 1 in 2 processes", "2"),
         ("status tcp://127.0.0.1:1?workers=2&worker=0", "tcp:// has no store", ""),
         ("status memory:///r", "nothing of that name", ""),
+        # Workers of several ranks.
+        ("train --worker-size 2", "with torchrun", ""),
+        ("train --worker-size 0", "worker_size=0", ""),
+        ("train --worker-size 2", "torchrun started 5 ranks", "5"),
+        ("train --worker-size 2 --global-batch 9", "3 workers of 2 ranks", "6"),
     ],
 )
 def test_what_does_not_fit_is_refused(
     tiny, tmp_path, capsys, monkeypatch, more: str, said: str, ranks: str
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     if ranks:  # of torchrun
         monkeypatch.setenv("RANK", "0")
         monkeypatch.setenv("WORLD_SIZE", ranks)
@@ -230,7 +181,7 @@ def test_what_does_not_fit_is_refused(
     if given[0] == "join":
         given[2:2] = flags(tiny(), tmp_path / "out")
     assert said in refused(capsys, given)
-    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.glob("*out*"))
 
 
 def test_other_data_under_one_name_are_refused(tiny, tmp_path, capsys) -> None:
@@ -246,19 +197,17 @@ def test_other_data_under_one_name_are_refused(tiny, tmp_path, capsys) -> None:
 
 @pytest.mark.slow
 def test_a_bucket_that_is_not_there_and_keys_that_only_read_are_refused(
-    tiny, tmp_path, capsys, as_admin, monkeypatch
+    tiny, tmp_path, capsys, s3, monkeypatch
 ) -> None:
-    given = flags(tiny(), tmp_path / "out")
     # This server makes buckets of itself; others answer so.
-    proxy = Proxy(as_admin, lambda count, line: "404" if line.startswith("PUT") else "")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-    told = refused(capsys, ["join", "s3://nothing/x/r", *given])
+    proxy = Proxy(s3, lambda count, line: "404" if line.startswith("PUT") else "")
+    reads = {"AWS_ACCESS_KEY_ID": "reader", "AWS_SECRET_ACCESS_KEY": SECRETS["reader"]}
+    wrong = reads | {"AWS_SECRET_ACCESS_KEY": "wrong"}
+    nowhere = {"AWS_ENDPOINT_URL": proxy.endpoint}
+    for keys, told in ((nowhere, "create the bucket"), (reads, "that may put"), (wrong, "keys")):
+        for name, value in (in_aws(s3) | keys).items():
+            monkeypatch.setenv(name, value)
+        join = ["join", f"s3://run/{tmp_path.name}/r", *flags(tiny(), tmp_path / "out")]
+        assert told in refused(capsys, join)
     proxy.close()
-    assert "create the bucket, or correct its name" in told
-    monkeypatch.setenv("AWS_ENDPOINT_URL", as_admin)
-    read_only(monkeypatch)
-    told = refused(capsys, ["join", f"s3://run/{tmp_path.name}/r", *given])
-    assert "keys that may put, get and delete" in told
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    assert "keys" in refused(capsys, ["join", f"s3://run/{tmp_path.name}/r", *given])
     assert not (tmp_path / "out").exists()

@@ -1,38 +1,26 @@
 """`thinwire join` with numbers: a fixed number of workers, each with a run folder of its own."""
 
-import signal
 import socket
 import subprocess
 import sys
-import time
-import types
-from pathlib import Path
 
 import pytest
 
 from s3_server import in_aws, s3_server
 from thinwire.cli import main
-from thinwire.train import trainer
-from thinwire.train.trainer import train
-from training import Team, flags, records, summary
+from thinwire.train import observers, trainer
+from training import Team, flags, summary
 
 pytest.importorskip("obstore")
 
 
-def team(folder: Path, config, **environment: str) -> Team:
-    return Team(folder, config, f"file://{folder}/shared/r", **environment)
-
-
-def start_two(team: Team, *more: str) -> None:
-    for worker in range(2):
-        team.start(f"worker{worker}", *more, worker=worker)
-
-
 @pytest.mark.slow
 def test_workers_that_share_a_folder_reach_the_digest_of_one_process(tiny, tmp_path) -> None:
-    config = tiny("streaming_diloco", steps=13)
-    with team(tmp_path, config, THINWIRE_TOKEN="a secret of many characters") as workers:
-        start_two(workers)
+    config, address = tiny("streaming_diloco", steps=13), f"file://{tmp_path}/shared/r"
+    secret = {"THINWIRE_TOKEN": "a secret of many characters"}
+    with Team(tmp_path, config, address, **secret) as workers:
+        for worker in range(2):
+            workers.start(f"worker{worker}", worker=worker)
         summaries = workers.finish()
     assert main(["train", *flags(config, tmp_path / "one")]) == 0
     one = summary(tmp_path / "one")
@@ -42,25 +30,6 @@ def test_workers_that_share_a_folder_reach_the_digest_of_one_process(tiny, tmp_p
         assert found["workers"] == 2
     assert summaries["worker0"]["requests"]["puts"]
     assert (tmp_path / "worker1" / "model" / "config.json").exists()
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_asked_to_stop_while_it_waits_stops(tiny, tmp_path) -> None:
-    config = tiny("diloco", steps=60)
-    with team(tmp_path, config) as workers:
-        start_two(workers)
-        log = tmp_path / "worker0" / "metrics.jsonl"
-        workers.until(lambda: log.exists() and len(records(log.parent)) > 1)
-        waiting, other = workers.workers.values()
-        other.kill()
-        time.sleep(2.0)
-        waiting.send_signal(signal.SIGTERM)
-        said, error = waiting.communicate(timeout=30)
-        assert waiting.returncode == 143, said + error
-        assert "asked to stop" in " ".join(error.split())
-        start_two(workers, "--resume")
-        digests = {found["outer_digest"] for found in workers.finish().values()}
-        assert digests == {train(config, tmp_path / "one")["outer_digest"]}
 
 
 class Begun(Exception):
@@ -90,18 +59,15 @@ def test_workers_of_a_run_are_one_group_and_have_their_names_in_it(
         raise Begun
 
     runs = []
-    client = types.ModuleType(package)
-    client.init = lambda **described: runs.append(described) or client
-    client.log = client.finish = None
-    monkeypatch.setitem(sys.modules, package, client)
+    monkeypatch.setattr(observers, "tracker", lambda *to, **about: runs.append((to, about)))
     monkeypatch.setattr(trainer, "train", begin)
     for command in commands:
         given = [*command.split(), "--out", str(tmp_path / str(len(runs)))]
         with pytest.raises(Begun):
             main([*given, "--steps", "5", f"--{package}", "mine"])
-    assert [run["name"] for run in runs] == names
-    assert {(run["project"], run["group"]) for run in runs} == {("mine", group)}
-    assert runs[0]["config"]["steps"] == 5
+    assert [(to, about["name"]) for to, about in runs] == [((package, "mine"), n) for n in names]
+    assert {about["group"] for _, about in runs} == {group}
+    assert runs[0][1]["config"]["steps"] == 5
 
 
 @pytest.mark.slow

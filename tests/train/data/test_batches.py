@@ -46,16 +46,6 @@ def test_windows_do_not_straddle_shards_of_which_some_are_mapped(tmp_path: Path)
     assert windows.rows(range(len(windows)))[:, 0].tolist() == [0, 5, 200, 205, 210]
 
 
-@pytest.mark.parametrize("count", [1, 2, 13, 16])
-@pytest.mark.parametrize("workers", [1, 2, 4])
-def test_every_epoch_reads_every_window_once(count, workers):
-    streams = [make_windows(count).batches(k, workers, 4, seed=1) for k in range(workers)]
-    steps = zip(*(take(stream, 3 * count) for stream in streams), strict=True)
-    read = [number for step in steps for batch in step for number in window_numbers(batch)]
-    epochs = [read[start : start + count] for start in range(0, 12 * count, count)]
-    assert all(sorted(epoch) == list(range(count)) for epoch in epochs)
-
-
 @pytest.mark.parametrize("workers", [2, 3, 6])
 def test_workers_together_read_what_one_would(workers):
     windows = make_windows(17)
@@ -82,17 +72,14 @@ def test_resume_is_bit_equal_wherever_it_stops(stop):
         return make_windows(13).batches(1, 2, 4, seed=5)
 
     whole = take(fresh(), stop + 20)
-    before = fresh()
+    before, after, file = fresh(), fresh(), io.BytesIO()
     for _ in range(stop):
         before.state_dict()
         next(before)
-    file = io.BytesIO()
     torch.save(before.state_dict(), file)
     file.seek(0)
-    after = fresh()
     after.load_state_dict(torch.load(file, weights_only=True))
-    for expected, got in zip(whole[stop:], take(after, 20), strict=True):
-        assert torch.equal(expected, got)
+    assert torch.equal(torch.cat(whole[stop:]), torch.cat(take(after, 20)))
 
 
 @pytest.mark.parametrize(
