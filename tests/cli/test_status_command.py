@@ -31,7 +31,7 @@ def place(tmp_path) -> str:
 
 def test_watching_goes_on_until_it_is_interrupted(place: str) -> None:
     process = Forked(["-m", "thinwire", "status", place, "--watch"], os.environ)
-    until(lambda: "trains" in process._files[0].read_text())
+    until(lambda: "trains" in process.files[0].read_text())
     time.sleep(0.5)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
