@@ -54,6 +54,30 @@ def there_and_back(store: ObjectStore, count: int) -> None:
         asyncio.run(work(number))
 
 
+@pytest.mark.parametrize("kind", ["memory", "folder", "s3"])
+def test_a_part_of_an_object_is_read_alone_and_a_shorter_object_whole(
+    kind: str, tmp_path, request
+) -> None:
+    places = {"memory": "memory://", "folder": f"file://{tmp_path}", "s3": "s3://run/parts"}
+    options = options_of(request.getfixturevalue("s3")) if kind == "s3" else None
+    store, parts = ObjectStore(places[kind], options), [memoryview(b"abc"), memoryview(b"defg")]
+
+    async def found(at: slice, key: str) -> bytes | None:
+        raw = await store.get(key, now_s() + 20, nbytes=7, at=at)
+        return None if raw is None else bytes(raw)
+
+    async def work() -> None:
+        await store.put("whole", parts, now_s() + 20, lambda _: True)
+        await store.put("empty", [memoryview(b"")], now_s() + 20, lambda _: True)
+        for at, of_it in ((slice(0, 3), b"abc"), (slice(3, 7), b"defg"), (slice(3, 3), b"")):
+            assert await found(at, "whole") == of_it
+            assert await found(at, "empty") == b""
+            assert await found(at, "nothing") is None
+        assert await found(slice(20, 25), "whole") == b"abcdefg"
+
+    asyncio.run(work())
+
+
 @pytest.mark.slow_cases("409", "50", "c", "lost")
 @pytest.mark.parametrize("fault", ["503", "500", "409", "cut", "lost", "half"])
 def test_what_fails_in_passing_changes_nothing(s3, fault: str) -> None:
