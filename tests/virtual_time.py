@@ -362,7 +362,8 @@ class VirtualStore:
         def head() -> dict[str, Any]:
             raw = self._get(key)
             written = datetime.fromtimestamp(1e9 + self.written_s[key], UTC)
-            return {"e_tag": hashlib.sha256(raw).hexdigest(), "last_modified": written}
+            tag = hashlib.sha256(raw).hexdigest()
+            return {"e_tag": tag, "last_modified": written, "size": len(raw)}
 
         return await self._request(head)
 

@@ -17,6 +17,8 @@ import pytest
 
 pytest.importorskip("obstore")
 
+from obstore.exceptions import GenericError
+
 import thinwire as tw
 from processes import free_port, promptly
 from s3_server import Proxy, options_of, s3_fixture  # noqa: F401 - the fixture
@@ -76,6 +78,25 @@ def test_a_part_of_an_object_is_read_alone_and_a_shorter_object_whole(
         assert await found(slice(20, 25), "whole") == b"abcdefg"
 
     asyncio.run(work())
+
+
+def test_of_an_object_whose_part_cannot_be_read_now_no_more_is_read(monkeypatch) -> None:
+    store, tries = ObjectStore("memory://"), list[int]()
+    write(store, "a", b"abcdefg")
+    real = store._obstore
+
+    async def fails_once(*args: Any, **options: Any) -> Any:
+        tries.append(1)
+        if len(tries) == 1:
+            raise GenericError("status code: 503")
+        return await real.get_range_async(*args, **options)
+
+    fake = SimpleNamespace(head_async=real.head_async, get_range_async=fails_once)
+    monkeypatch.setattr(store, "_obstore", fake)
+    monkeypatch.setattr(store, "_is_remote", True)  # as what may pass by itself
+    reading = store.get("a", time.monotonic() + 20, nbytes=3, at=slice(3, 6))
+    assert bytes(asyncio.run(reading) or b"") == b"def"
+    assert (len(tries), store.requests.retries) == (2, 1)
 
 
 @pytest.mark.slow_cases("409", "50", "c", "lost")

@@ -75,7 +75,7 @@ class FixedGroup(StoreGroup):
         counted, store.requests = store.requests, ServiceRequests()
         try:
             await store.check_put_if_absent(trial, now_s() + self._timeouts.exchange(0))
-            swap = Swap(mine, {mine: bytes_tensor(card)}, keys, keys, {})
+            swap = Swap(mine, {mine: bytes_tensor(card)}, keys, {})
             found, _ = await self._swapped(tag, 0, swap, len(card))
         finally:
             store.requests = counted
@@ -103,8 +103,8 @@ class FixedGroup(StoreGroup):
                 received = await self._answered(tag, 0, f"{place}/{step}", post)
                 self._heard |= dict.fromkeys(post.take, self._begun)
                 if post.to:
-                    key = self._swap(f"{place}/{step}", post).mine
-                    self._written.append(_Written(tag, self._begun, list(post.to), key))
+                    readers = list(post.to)
+                    self._written.append(_Written(tag, self._begun, readers, self._newest_key))
                 running.answer(received)
                 step += 1
             await cleaning

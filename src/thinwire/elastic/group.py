@@ -45,14 +45,12 @@ class Swap(NamedTuple):
         mine: name of this worker's object.
         parts: its payloads by the names under which they open; none if it sends nothing.
         keys: names of the others' objects, by rank.
-        names: under which the payloads for this worker open, by rank.
-        at: their bytes in these objects; default all of an object.
+        at: the bytes in these objects that are for this worker; default all of an object.
     """
 
     mine: str
     parts: Mapping[str, Tensor]
     keys: Mapping[int, str]
-    names: Mapping[int, str]
     at: Mapping[int, slice]
 
 
@@ -241,7 +239,7 @@ class StoreGroup:
             raw |= await self._decided(tag, roll, swap._replace(keys=missing), nbytes)
         found = dict[int, Tensor | None]()
         for rank, each in raw.items():
-            name = swap.names[rank]
+            name = keys[rank] + (f"/{self.rank:05}" if rank in swap.at else "")
             found[rank] = sealed.opened(each, name)
             # An empty message takes the place of all that its sender sent. Else the read may be
             # damaged, and the object sound.
@@ -301,14 +299,13 @@ class StoreGroup:
         mine = f"{base}/{me:05}{shard}"
         keys = {rank: f"{base}/{rank:05}{shard}" for rank in post.take}
         if post.is_to_all(len(self.names)):
-            return Swap(mine, {mine: next(iter(post.to.values()))}, keys, keys, {})
+            return Swap(mine, {mine: next(iter(post.to.values()))}, keys, {})
         parts = {f"{mine}/{to:05}": payload for to, payload in sorted(post.to.items())}
-        names = {rank: f"{key}/{me:05}" for rank, key in keys.items()}
         # Parts are in the order of their readers, and as long in the object of each sender.
         before = [(to, payload.numel() + added) for to, payload in post.to.items() if to < me]
         starts = {rank: sum(length for to, length in before if to != rank) for rank in post.take}
         at = {k: slice(start, start + post.take[k] + added) for k, start in starts.items()}
-        return Swap(mine, parts, keys, names, at)
+        return Swap(mine, parts, keys, at)
 
     async def _withdraw(self, key: str) -> None:
         """Write an empty message, so that others do not wait for this worker; if possible."""

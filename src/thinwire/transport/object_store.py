@@ -9,7 +9,6 @@ import os
 import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -230,10 +229,14 @@ class ObjectStore:
 
     async def _fetch(self, key: str, at: slice | None = None) -> memoryview:
         if at is not None and at.stop > at.start:
-            options = {"start": at.start, "end": at.stop}
-            # An object without these bytes is an error, and not the same one in every store.
-            with suppress(self._errors.BaseError):
-                return memoryview(await self._obstore.get_range_async(self._store, key, **options))
+            read = partial(self._obstore.get_range_async, start=at.start, end=at.stop)
+            try:
+                return memoryview(await read(self._store, key))
+            except self._errors.BaseError:
+                # A shorter object is an error, and not the same one in every store. Of a longer one
+                # the rest is not read, whatever the error is.
+                if (await self._obstore.head_async(self._store, key))["size"] >= at.stop:
+                    raise
         found = await self._obstore.get_async(self._store, key)
         raw = memoryview(await found.bytes_async())
         return raw if at is None or len(raw) < at.stop else raw[at]
