@@ -194,7 +194,7 @@ def test_a_choice_at_the_edge_is_named_and_a_rate_that_diverges_is_a_result(tmp_
     assert "diverged" in (tmp_path / "tuning.json").read_text()
     everything = searched(tmp_path / "all", lambda c: math.nan)
     assert everything.tuning[0].chosen is None
-    assert everything.problems()["ddp"].why == "all diverged"
+    assert everything.problems()["ddp"].why == "every candidate diverged with at least one seed"
 
 
 def test_nothing_is_chosen_while_a_run_is_missing_and_one_that_failed_is_tried_again(

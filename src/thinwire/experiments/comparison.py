@@ -96,7 +96,12 @@ def _choose(
     if losses is None:
         return TuningResult(spec=spec, tried=tried, chosen=None, why="runs are missing")
     if not losses:
-        return TuningResult(spec=spec, tried=tried, chosen=None, why="all diverged")
+        return TuningResult(
+            spec=spec,
+            tried=tried,
+            chosen=None,
+            why="every candidate diverged with at least one seed",
+        )
     seeds = ", ".join(str(seed) for seed in best[0].statuses)
     why = f"the lowest mean loss over seeds {seeds} of the best {len(best)} of {len(tried)}"
     chosen = min(losses, key=lambda c: losses[c])
