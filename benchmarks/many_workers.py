@@ -35,7 +35,9 @@ LATENCY_S, TRAIN_S, ROUNDS, FLOOR_S = 0.03, 30.0, 5, 10.0
 CHURN = (0.0, 0.01, 0.1)
 CASES = [("gather", k, churn) for k in (8, 64) for churn in CHURN]
 CASES += [("gather", 256, 0.0), ("gather", 256, 0.1)]
-CASES += [("scatter", k, churn) for k, churn in ((8, 0.0), (64, 0.0), (64, 0.1), (256, 0.0))]
+CASES += [("scatter", k, churn) for k in (8, 64) for churn in (0.0, 0.1)]
+CASES += [("scatter", k, churn) for k in (256, 1024) for churn in (0.0, 0.01, 0.1)]
+CASES += [("gather", 1024, 0.0)]
 REQUESTS, MEETING = ("put", "ask", "head", "list"), ("call", "roll", "alive", "metrics")
 METRICS = WorkerMetrics(
     loss=2.345678, tokens_per_s=12345.67, sent_bytes=10**9, received_bytes=10**11, wait_s=123.4

@@ -20,8 +20,9 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 from typing import Any, cast
 
@@ -476,7 +477,8 @@ class Worker:
         message = bytes_tensor(fragment.digest + body)
         tag = RoundTag(what=fragment.name, round=fragment.rounds_sent + 1, anchor=fragment.digest)
         is_scattered = self.setup.kind == "scatter" and workers > 1
-        posts = _scatter if is_scattered else _gather
+        is_exact = self.setup.is_sealed or not self.setup.store.damaged
+        posts = partial(_scatter, is_exact=is_exact) if is_scattered else _gather
         running = RunningExchange(posts(message, rank, workers))
         group = self.shard.group
         carrying = asyncio.create_task(group.exchange(tag, running, group.roll))
@@ -541,17 +543,29 @@ def _gather(message: Tensor, rank: int, workers: int) -> Any:
     return lambda: messages
 
 
-def _scatter(message: Tensor, rank: int, workers: int) -> Any:
-    """Every worker hashes what all sent it, and sends the hash to all."""
+def _scatter(message: Tensor, rank: int, workers: int, *, is_exact: bool) -> Any:
+    """Every worker hashes what all sent it, and sends the hash to all.
+
+    Another one hashes what was sent to a worker that is lost.
+    """
+
+    def combined(to: int, sent: Mapping[int, Tensor]) -> Tensor:
+        there = [sent[sender].numpy().tobytes() for sender in sorted(sent) if sent[sender].numel()]
+        is_sound = all(each.endswith(b"to%03d" % to) for each in there)
+        _hold(is_sound or not is_exact, f"what was sent to {to} is {there}")
+        if not is_sound:
+            raise RoundDiscarded("combine a shard", because="one is damaged", do="nothing")
+        return bytes_tensor(message[:8].numpy().tobytes() + _hash(b"".join(there)))
+
     others = [other for other in range(workers) if other != rank]
-    shards = {other: bytes_tensor(message.numpy().tobytes() + b"to%d" % other) for other in others}
-    shards = {other: shard[:18] for other, shard in shards.items()}
-    received = yield Post(shards, dict.fromkeys(others, 18), allow_missing=True)
-    if any(not shard.numel() for shard in received.values()):
-        raise RoundDiscarded("combine a shard", because="one is missing", do="nothing")
-    content = b"".join(received[other].numpy().tobytes() for other in others)
-    mean = bytes_tensor(message[:8].numpy().tobytes() + _hash(content))
-    received = yield to_all(mean, rank, workers, allow_missing=True)
+    shards = {
+        other: bytes_tensor(message.numpy().tobytes() + b"to%03d" % other) for other in others
+    }
+    received = yield Post(shards, dict.fromkeys(others, 21), allow_missing=True)
+    # A worker does not send its own shard: no other gets the same.
+    mean = combined(rank, {**received, rank: bytes_tensor(b"mine, to%03d" % rank)})
+    post = to_all(mean, rank, workers, allow_missing=True)
+    received = yield post._replace(stand_in=combined)
     messages = [{rank: mean, **received}[each] for each in range(workers)]
     if any(not each.numel() for each in messages):
         raise RoundDiscarded("use combined shards", because="one is missing", do="nothing")

@@ -13,6 +13,7 @@ from thinwire.storage import (
     Ledger,
     StatePlacement,
     StoredTensor,
+    _is_shared,
     choose_storage,
     lies_on_gpu,
 )
@@ -110,6 +111,21 @@ def test_no_more_is_kept_than_was_in_use_at_once() -> None:
     both = pool.take(50, CPU), pool.take(100_000, CPU)
     assert both[0].data_ptr() != both[1].data_ptr()
     assert len(pool._buffers) == 2
+
+
+def test_among_many_buffers_a_few_are_looked_at(monkeypatch) -> None:
+    pool, looks = BufferPool(), [0]
+
+    def looked(buffer: torch.Tensor) -> bool:
+        looks[0] += 1
+        return _is_shared(buffer)
+
+    monkeypatch.setattr("thinwire.storage._is_shared", looked)
+    for _ in range(2):  # rounds, after each of which all is free
+        held = [pool.take(100, CPU) for _ in range(1000)]
+        assert len({message.data_ptr() for message in held}) == len(pool._buffers) == 1000
+        del held
+    assert looks[0] < 2000 * 33
 
 
 @pytest.mark.parametrize("numel", [0, 1, 7])

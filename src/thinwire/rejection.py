@@ -67,6 +67,7 @@ class Rejection:
     Args:
         reason: the code.
         detail: what this worker observed; "" if nothing.
+        is_absent: no worker has it, and its sender knows.
 
     >>> str(Rejection(reason=RejectReason.DAMAGED, detail="its body does not match its checksum"))
     'its message did not arrive as it was sent (its body does not match its checksum)'
@@ -74,6 +75,7 @@ class Rejection:
 
     reason: RejectReason
     detail: str = ""
+    is_absent: bool = False
 
     def consequence(self, kind: Kind = Kind.WHOLE) -> Consequence:
         """The consequence for a message of `kind`.
@@ -84,7 +86,8 @@ class Rejection:
         _, found = _TABLE[self.reason]
         # A mean stands for all workers' shards: without it the round has a hole. The sender of a
         # shard does not learn that it was damaged, so it would not know what to send again.
-        is_hole = kind is Kind.MEAN or (kind, self.reason) == (Kind.SHARD, RejectReason.DAMAGED)
+        is_damaged = self.reason is RejectReason.DAMAGED and not self.is_absent
+        is_hole = kind is Kind.MEAN or (kind is Kind.SHARD and is_damaged)
         return Consequence.DISCARDED if is_hole else found
 
     def __str__(self) -> str:

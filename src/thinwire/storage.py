@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from functools import cache, cached_property
 from typing import Any
@@ -209,6 +210,9 @@ def choose_storage(
     return StatePlacement(device, ledger)
 
 
+_LOOKED_AT = 32  # buffers, of a pool that may have thousands
+
+
 class BufferPool:
     """Memory that is reused once no tensor shares it.
 
@@ -228,7 +232,7 @@ class BufferPool:
     """
 
     def __init__(self) -> None:
-        self._buffers: list[Tensor] = []
+        self._buffers = deque[Tensor]()
         # A transport's thread may make a message.
         self._lock = threading.Lock()
 
@@ -237,11 +241,15 @@ class BufferPool:
         if device.type != "cpu":
             return torch.empty(nbytes, dtype=torch.uint8, device=device)
         with self._lock:
-            for buffer in self._buffers:
-                if len(buffer) >= nbytes and not _is_shared(buffer):
+            # Not at all of them: among a thousand workers, a round has thousands.
+            for _ in range(min(_LOOKED_AT, len(self._buffers))):
+                buffer = self._buffers.popleft()
+                is_shared = _is_shared(buffer)
+                # Free buffers that are too small go: no more is kept than was in use at once.
+                if is_shared or buffer.numel() >= nbytes:
+                    self._buffers.append(buffer)
+                if not is_shared and buffer.numel() >= nbytes:
                     return buffer[:nbytes]
-            # Free buffers that are too small go: no more is kept than was in use at once.
-            self._buffers = [buffer for buffer in self._buffers if _is_shared(buffer)]
             self._buffers.append(torch.empty(nbytes, dtype=torch.uint8))
             return self._buffers[-1][:nbytes]
 

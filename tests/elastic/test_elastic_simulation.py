@@ -77,11 +77,12 @@ def test_a_store_that_ignores_put_if_absent_is_named_and_found(monkeypatch) -> N
 
 
 def test_a_message_that_counts_though_it_came_too_late_is_found(monkeypatch) -> None:
-    judged = StoreGroup._judged
+    put = StoreGroup._put
 
-    def counts_late(self, *args, is_mine: bool):
-        return judged(self, *args, is_mine=True)
+    async def counts_late(self, *args) -> bool:
+        await put(self, *args)
+        return True
 
-    monkeypatch.setattr(StoreGroup, "_judged", counts_late)
+    monkeypatch.setattr(StoreGroup, "_put", counts_late)
     errors = (play(seed, late=0.3)[1] for seed in range(10, 40))
     assert any(" steps from " in str(error) for error in errors)

@@ -6,6 +6,7 @@ import json
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from random import Random
 
@@ -14,6 +15,7 @@ import pytest
 import elastic_simulation
 from elastic_simulation import SYNC_EVERY, Fault, Setup, Simulation
 from thinwire.elastic.alive import FEW, LostWorkers
+from thinwire.elastic.group import StoreGroup
 from thinwire.elastic.roll import View, WorkerReport, next_roll
 from thinwire.elastic.run_objects import RunObjects
 from thinwire.membership import Progress, Replay, RoundRecord
@@ -121,6 +123,32 @@ def test_a_newcomer_goes_on_after_many_dead_workers_within_minutes() -> None:
     run = run_of(workers, starts_s=starts_s, faults=[kill])
     assert run.checks.rolls[-1].is_over
     assert run.loop.time() < 180
+
+
+def test_no_round_is_lost_by_workers_that_die_in_an_exchange(monkeypatch) -> None:
+    stood_in, of_lost = list[int](), StoreGroup._of_lost
+
+    async def noting(self, *args):
+        stood_in.append(args[-1])
+        return await of_lost(self, *args)
+
+    class Dying(elastic_simulation.Worker):
+        def _send(self, fragment) -> None:
+            super()._send(fragment)
+            if self.step == 2 * SYNC_EVERY and self.name[1] in "37":
+                dies = partial(
+                    self.simulation._strike,
+                    Fault(kind="kill", slot=int(self.name[1]), back="never"),
+                )
+                self.simulation.loop.call_later(0.05, dies)
+
+    monkeypatch.setattr(StoreGroup, "_of_lost", noting)
+    monkeypatch.setattr(elastic_simulation, "Worker", Dying)
+    run = run_of(8, kind="scatter", rounds=4, spread=0.0)
+    assert [roll.position.version for roll in run.checks.rolls] == [0, *range(5)]
+    assert len(run.checks.rolls[-2].names) == 6
+    # By two workers, and not by all six.
+    assert sorted(stood_in) == [3, 7]
 
 
 def test_a_worker_that_an_exchange_waited_for_is_not_waited_for_again(monkeypatch) -> None:

@@ -76,7 +76,7 @@ class FixedGroup(StoreGroup):
         try:
             await store.check_put_if_absent(trial, now_s() + self._timeouts.exchange(0))
             swap = Swap(mine, {mine: bytes_tensor(card)}, keys, {})
-            found, _ = await self._swapped(tag, 0, swap, len(card))
+            found = await self._swapped(tag, 0, swap, len(card))
         finally:
             store.requests = counted
         cards = {self.rank: card}
@@ -100,7 +100,7 @@ class FixedGroup(StoreGroup):
         try:
             while running.post is not None:
                 post = running.post.changed(lambda payload: payload.cpu().contiguous())
-                received = await self._answered(tag, 0, f"{place}/{step}", post)
+                received = await self._answered(tag, 0, f"{place}/{step}", post, None)
                 self._heard |= dict.fromkeys(post.take, self._begun)
                 if post.to:
                     readers = list(post.to)
@@ -112,9 +112,8 @@ class FixedGroup(StoreGroup):
             cleaning.cancel()
 
     def _judged(
-        self, tag: RoundTag, post: Post, found: Mapping[int, Tensor | None], *, is_mine: bool
+        self, tag: RoundTag, post: Post, found: Mapping[int, Tensor | None]
     ) -> dict[int, Tensor]:
-        del is_mine
         received = dict[int, Tensor]()
         for rank, payload in found.items():
             received[rank] = absent_message() if payload is None else payload
@@ -155,10 +154,10 @@ class FixedGroup(StoreGroup):
         )
 
     async def _decided(
-        self, tag: RoundTag, roll: int, swap: Swap, nbytes: int
+        self, tag: RoundTag, roll: int, swap: Swap, nbytes: int, present: Sequence[int]
     ) -> dict[int, memoryview]:
         """Raise `ExchangeTimeout`: nobody decides that a message is lost."""
-        del roll, nbytes
+        del roll, nbytes, present
         store, timeout_s, missing = self._objects.store, self._timeouts.exchange(0), swap.keys
         because = (
             f"worker {', '.join(map(str, sorted(missing)))} of {len(self.names)} has put nothing "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -45,20 +45,25 @@ class Swap(NamedTuple):
         mine: name of this worker's object.
         parts: its payloads by the names under which they open; none if it sends nothing.
         keys: names of the others' objects, by rank.
-        at: the bytes in these objects that are for this worker; default all of an object.
+        at: the bytes in these objects that are for the reader; default all of an object.
+        reader: this worker, or one that is lost.
+        stand_in: what another worker would have sent; None if that cannot be known.
     """
 
     mine: str
     parts: Mapping[str, Tensor]
     keys: Mapping[int, str]
     at: Mapping[int, slice]
+    reader: int = 0
+    stand_in: Callable[[int], Awaitable[Tensor]] | None = None
 
 
 class StoreGroup:
     """The workers of a roll, until they change.
 
-    The first object under a message's name counts. A worker that waited in vain writes an empty one
-    there, so that the message counts for all workers or for none.
+    The first object under a message's name counts. A worker that waited in vain writes one there:
+    what the sender would have sent, if that follows from what the workers posted before, else an
+    empty one. So the message counts for all workers or for none.
 
     Args:
         objects: of the run.
@@ -157,12 +162,14 @@ class StoreGroup:
         self._answers[tag.what, tag.round] = []
         place, step = self._objects.place(roll, tag), 0
         began_s, missed, nbytes = now_s(), self._missed, 0
+        last: tuple[str, Post] | None = None
         try:
             while running.post is not None:
+                base = f"{place}/{step}"
                 post = running.post.changed(lambda payload: payload.cpu().contiguous())
-                received = await self._answered(tag, roll, f"{place}/{step}", post)
+                received = await self._answered(tag, roll, base, post, last)
                 nbytes += sum(received[sender].nbytes for sender in post.take)
-                step += 1
+                last, step = (base, post), step + 1
                 running.answer(received)
         except (RuntimeError, ValueError, ThinwireError) as error:
             # The others may wait for this message or the next one.
@@ -175,14 +182,22 @@ class StoreGroup:
             # Otherwise it is the wait for a worker, not the speed of the store.
             self._timeouts.exchanged(nbytes, seconds=now_s() - began_s)
 
-    async def _answered(self, tag: RoundTag, roll: int, base: str, post: Post) -> Received:
-        """The answer to `post`; it has this worker's own message where that does not count."""
+    async def _answered(
+        self, tag: RoundTag, roll: int, base: str, post: Post, last: tuple[str, Post] | None
+    ) -> Received:
+        """The answer to `post`, after the `last` one and the prefix of its names.
+
+        It has what counts as this worker's own message, if that is another one.
+        """
         if not post.to and not post.take:
             return {}
         nbytes, absent_s = max(post.take.values(), default=0), self._absent(tag, base)
         swap = self._swap(base, post)
-        found, is_mine = await self._swapped(tag, roll, swap, nbytes, absent_s)
-        received = self._judged(tag, post, found, is_mine=is_mine)
+        if last is not None and post.stand_in is not None:
+            of_lost = partial(self._of_lost, tag, roll, *last, post.stand_in)
+            swap = swap._replace(stand_in=of_lost)
+        found = await self._swapped(tag, roll, swap, nbytes, absent_s)
+        received = self._judged(tag, post, found)
         if post.is_to_all(len(self.names)):
             # A lone worker receives nothing: its own message tells its rounds apart.
             answer = received or post.to
@@ -190,19 +205,20 @@ class StoreGroup:
         return received
 
     def _judged(
-        self, tag: RoundTag, post: Post, found: Mapping[int, Tensor | None], *, is_mine: bool
+        self, tag: RoundTag, post: Post, found: Mapping[int, Tensor | None]
     ) -> dict[int, Tensor]:
         """Those of the messages `found` that count.
 
         Raises:
             RoundDiscarded: `post` needs one that does not count.
         """
-        received = {
-            rank: absent_message() if each is None or each.numel() != post.take[rank] else each
-            for rank, each in found.items()
-        }
-        if not is_mine:
-            received[self.rank] = absent_message()
+        received, is_whole = dict[int, Tensor](), post.is_to_all(len(self.names))
+        for rank, each in found.items():
+            is_sound = each is not None and each.numel() in (0, post.take.get(rank, each.numel()))
+            if not is_sound and not is_whole:
+                # The other readers have sound parts, and the sender takes all of them for sound.
+                raise discarded(tag, f"a part of what {self.names[rank]} sent is damaged")
+            received[rank] = absent_message() if each is None or not is_sound else each
         late = [self.names[rank] for rank, each in sorted(received.items()) if not each.numel()]
         if late and not post.allow_missing:
             raise discarded(tag, f"what {' and '.join(late)} sent did not come in time")
@@ -215,11 +231,10 @@ class StoreGroup:
         swap: Swap,
         nbytes: int,
         absent_s: deque[float] | None = None,
-    ) -> tuple[dict[int, Tensor | None], bool]:
-        """Payloads of the others, of about `nbytes`; None where one does not open.
+    ) -> dict[int, Tensor | None]:
+        """Payloads of the others, of about `nbytes`, by rank; None where one does not open.
 
-        Returns:
-            that, and whether this worker's object is in its place.
+        Where another object is in the place of this worker's, its payload is among them.
         """
         sealed, keys = self._objects.sealed, swap.keys
         timeout_s = self._timeouts.exchange(nbytes * len(keys))
@@ -236,18 +251,23 @@ class StoreGroup:
         raw, *are_mine = await together(coming, *writing)
         missing = {rank: key for rank, key in keys.items() if rank not in raw}
         if missing:
-            raw |= await self._decided(tag, roll, swap._replace(keys=missing), nbytes)
+            raw |= await self._decided(tag, roll, swap._replace(keys=missing), nbytes, list(raw))
         found = dict[int, Tensor | None]()
         for rank, each in raw.items():
-            name = keys[rank] + (f"/{self.rank:05}" if rank in swap.at else "")
+            name = keys[rank] + (f"/{swap.reader:05}" if rank in swap.at else "")
             found[rank] = sealed.opened(each, name)
-            # An empty message takes the place of all that its sender sent. Else the read may be
-            # damaged, and the object sound.
-            if found[rank] is None and sealed.opened(each, keys[rank]) is None:
+            if found[rank] is None:
+                # An empty message takes the place of all that its sender sent.
+                found[rank] = sealed.opened(each, keys[rank])
+            if found[rank] is None:
+                # The read may be damaged, and the object sound.
                 until_s, at = now_s() + timeout_s, swap.at.get(rank)
                 again = await sealed.get(keys[rank], until_s, nbytes=nbytes, name=name, at=at)
                 found[rank] = None if again is None or not again.numel() else again
-        return found, all(are_mine)
+        if not all(are_mine):
+            until_s = now_s() + timeout_s
+            found[self.rank] = await sealed.get(swap.mine, until_s, nbytes=nbytes)
+        return found
 
     async def _lost_among(self, ranks: Collection[int]) -> set[int]:
         gone = await self._lost.first_of([self.names[rank] for rank in ranks])
@@ -259,20 +279,34 @@ class StoreGroup:
         return await self._objects.sealed.put_parts(swap.mine, swap.parts, until_s)
 
     async def _decided(
-        self, tag: RoundTag, roll: int, swap: Swap, nbytes: int
+        self, tag: RoundTag, roll: int, swap: Swap, nbytes: int, present: Sequence[int]
     ) -> dict[int, memoryview]:
-        """Write empty messages in place of `swap.keys`; returns what counts there for good.
+        """Write messages in place of `swap.keys`; returns what counts there for good.
+
+        Args:
+            tag: of the exchange.
+            roll: its number.
+            swap: the messages that are missing.
+            nbytes: of each.
+            present: ranks whose messages are there, besides this worker's.
 
         Raises:
             RoundDiscarded: the run has gone on, and these messages were deleted meanwhile.
         """
         del tag
-        sealed, store, keys = self._objects.sealed, self._objects.store, swap.keys
-        # Messages that came at the last moment are still to be read.
-        until_s = now_s() + self._timeouts.exchange(nbytes * len(keys))
+        store, keys, here = self._objects.store, swap.keys, sorted({*present, self.rank})
+        timeout_s, there = self._timeouts.exchange(nbytes * len(keys)), set[int]()
         self._missed += 1
         self._timeouts.timed_out()
-        await together(*(sealed.put(key, absent_message(), until_s) for key in keys.values()))
+        if swap.stand_in is not None:
+            # Each worker stands in for some, then for all that no other has stood in for.
+            mine = sorted(keys)[here.index(self.rank) :: len(here)]
+            await together(*(self._replace(swap, rank, timeout_s) for rank in mine))
+            there = {*await store.get_all(keys, timeout_s=timeout_s, nbytes=nbytes)}
+        left = [rank for rank in keys if rank not in there]
+        await together(*(self._replace(swap, rank, timeout_s) for rank in left))
+        # Messages that came at the last moment are still to be read.
+        until_s = now_s() + timeout_s
         gets = (store.get(keys[k], until_s, nbytes=nbytes, at=swap.at.get(k)) for k in keys)
         there = await together(*gets)
         # In this order: what was there before this roll was written has not been deleted.
@@ -286,6 +320,31 @@ class StoreGroup:
             raise RuntimeError("what was written there a moment ago is gone")
         return {rank: raw for rank, raw in zip(keys, there, strict=True) if raw is not None}
 
+    async def _replace(self, swap: Swap, rank: int, timeout_s: float) -> None:
+        """Write what counts in place of a message that is missing, unless it comes now."""
+        payload = absent_message() if swap.stand_in is None else await swap.stand_in(rank)
+        await self._objects.sealed.put(swap.keys[rank], payload, now_s() + timeout_s)
+
+    async def _of_lost(
+        self,
+        tag: RoundTag,
+        roll: int,
+        base: str,
+        posted: Post,
+        stand_in: Callable[..., Tensor],
+        lost: int,
+    ) -> Tensor:
+        """What worker `lost` would have sent, by what all `posted` under `base`; empty if that does
+        not follow."""
+        swap, nbytes = self._swap(base, posted, lost)._replace(parts={}), posted.to[lost].numel()
+        found = await self._swapped(tag, roll, swap, nbytes)
+        theirs = posted._replace(take=dict.fromkeys(found, nbytes))
+        try:
+            return stand_in(lost, self._judged(tag, theirs, found))
+        except (RuntimeError, ValueError, ThinwireError) as error:
+            _LOG.info("nobody can stand in for worker %d: %s", lost, error)
+            return absent_message()
+
     def _absent(self, tag: RoundTag, base: str) -> deque[float]:
         """For how long messages of this kind were seen to be absent in the last rounds."""
         kind = f"{tag.what}/{base.rpartition('/')[2]}"
@@ -293,19 +352,22 @@ class StoreGroup:
         unknown = deque([0.0] * _REMEMBERED, maxlen=_REMEMBERED)
         return self._absent_s.setdefault(kind, unknown)
 
-    def _swap(self, base: str, post: Post) -> Swap:
-        """The objects of `post`, with names that begin with `base`."""
+    def _swap(self, base: str, post: Post, reader: int | None = None) -> Swap:
+        """The objects of `post`, with names that begin with `base`; by default for this worker."""
         me, shard, added = self.rank, self._objects.shard, self._objects.sealed.added_nbytes
-        mine = f"{base}/{me:05}{shard}"
-        keys = {rank: f"{base}/{rank:05}{shard}" for rank in post.take}
+        mine, reader = f"{base}/{me:05}{shard}", me if reader is None else reader
+        senders = {*post.take, me} - {reader}
+        keys = {rank: f"{base}/{rank:05}{shard}" for rank in sorted(senders)}
         if post.is_to_all(len(self.names)):
             return Swap(mine, {mine: next(iter(post.to.values()))}, keys, {})
         parts = {f"{mine}/{to:05}": payload for to, payload in sorted(post.to.items())}
         # Parts are in the order of their readers, and as long in the object of each sender.
-        before = [(to, payload.numel() + added) for to, payload in post.to.items() if to < me]
-        starts = {rank: sum(length for to, length in before if to != rank) for rank in post.take}
-        at = {k: slice(start, start + post.take[k] + added) for k, start in starts.items()}
-        return Swap(mine, parts, keys, at)
+        lengths = {to: payload.numel() + added for to, payload in post.to.items()}
+        lengths[me] = max(post.take.values(), default=0) + added
+        end = lengths[reader] + sum(length for to, length in lengths.items() if to < reader)
+        ends = {rank: end - (lengths.get(rank, 0) if rank < reader else 0) for rank in senders}
+        at = {rank: slice(end - lengths[reader], end) for rank, end in ends.items()}
+        return Swap(mine, parts, keys, at, reader)
 
     async def _withdraw(self, key: str) -> None:
         """Write an empty message, so that others do not wait for this worker; if possible."""

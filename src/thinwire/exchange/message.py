@@ -28,6 +28,7 @@ _READABLE = (1, _VERSION)
 _FIELDS = struct.Struct("<4sHH8sIHHQIIQ8s")
 _CHECKSUM = struct.Struct("<I")
 _CHECKED = HEADER_NBYTES - _CHECKSUM.size
+_ABSENT = "it did not come in time, or was forged"
 
 
 class Origin(NamedTuple):
@@ -161,6 +162,8 @@ def examine(message: Tensor, expected: Header, *, body_nbytes: int) -> Rejection
 
     `open_message` would raise it. A newcomer's message is sound, and still not used.
     """
+    if not message.numel():
+        return Rejection(reason=RejectReason.DAMAGED, detail=_ABSENT, is_absent=True)
     try:
         open_message(message, expected, body_nbytes=body_nbytes)
     except MismatchError as error:
@@ -186,11 +189,10 @@ def _read_fields(
     """
     is_vector = message.dtype == torch.uint8 and message.dim() == 1
     form = f"{str(message.dtype).removeprefix('torch.')} {list(message.shape)}"
-    forged = "" if message.numel() else ": it was forged or changed on its way"
     _check(
         whose,
         (is_vector, f"it is {form}, not a vector of uint8"),
-        (len(message) >= HEADER_NBYTES, f"it has {len(message)} bytes of {nbytes}{forged}"),
+        (len(message) >= HEADER_NBYTES, f"it has {len(message)} bytes of {nbytes}"),
     )
     head = message[:HEADER_NBYTES].cpu().numpy().tobytes()
     magic, version, size, codec, *place, body_checksum, elements, anchor = _FIELDS.unpack_from(head)

@@ -449,11 +449,12 @@ class ExchangeState:
 
             return finish
         mine = self._combined(arrived, shard, tag)
-        message = self._result(mine.mean.whole(), owner, tag, before)
+        message = self._result(mine, partial(owner.encode_to, before=before), rank, tag)
         # The message holds it now.
         mine = replace(mine, mean=DenseVector(message[:0]), messages=[])
         headers = {peer: self._header(tag, peer, peer, Kind.MEAN) for peer in owners}
-        results = yield from self._arrived(dict.fromkeys(owners, message), headers, tag)
+        stand_in = partial(self._stand_in, tag)
+        results = yield from self._arrived(dict.fromkeys(owners, message), headers, tag, stand_in)
 
         def join() -> RoundResult:
             return replace(mine, mean=self._joined(list(results.bodies().values()), tag))
@@ -468,27 +469,45 @@ class ExchangeState:
         return finish_shards
 
     def _arrived(
-        self, to: Mapping[int, Tensor], headers: Mapping[int, Header], tag: RoundTag
+        self,
+        to: Mapping[int, Tensor],
+        headers: Mapping[int, Header],
+        tag: RoundTag,
+        stand_in: Callable[[int, Received], Tensor] | None = None,
     ) -> Generator[Post, Received, _Arrived]:
         """Post a message to each worker in `to`, and check their messages against `headers`."""
-        context, rank, drops = self._context, self._context.rank, self._drops
+        rank, drops = self._context.rank, self._drops
         own = to[rank]
         post = {peer: message for peer, message in to.items() if self._alone or peer != rank}
         take = {peer: own.numel() for peer in to if peer != rank}
-        answer = yield Post(post, take, allow_missing=drops)
-        messages = dict(sorted({rank: own, **answer}.items()))
-        rejected: dict[int, Rejection] = {}
+        answer = yield Post(post, take, allow_missing=drops, stand_in=stand_in if drops else None)
+        # This worker's own message was checked before it was sent. Where bad messages are left out,
+        # each worker checks its own as the others do.
+        checked = rank if not drops and answer.get(rank, own) is own else None
+        arrived = self._judged({rank: own, **answer}, headers, tag, checked)
+        return arrived._replace(answer=answer)
+
+    def _judged(
+        self,
+        answer: Received,
+        headers: Mapping[int, Header],
+        tag: RoundTag,
+        checked: int | None = None,
+    ) -> _Arrived:
+        """Check the messages of `answer` against `headers`."""
+        messages, rejected, drops = (
+            dict(sorted(answer.items())),
+            dict[int, Rejection](),
+            self._drops,
+        )
         if drops:
             # All workers read the same objects, so all of them leave out the same ones.
-            kind = Kind(headers[rank].kind)
+            (kind,) = {header.kind for header in headers.values()}
             for sender, header in headers.items():
                 nbytes = self._codecs[header.shard].nbytes
                 if found := examine(messages[sender], header, body_nbytes=nbytes):
                     rejected[sender] = found
-            check_round_counts(rejected, kind, what=tag, workers=context.workers)
-        # This worker's own message was checked before it was sent. Where bad messages are left out,
-        # each worker checks its own as the others do.
-        checked = rank if not drops and messages[rank] is own else None
+            check_round_counts(rejected, Kind(kind), what=tag, workers=len(headers))
 
         def bodies() -> dict[int, Tensor]:
             return {
@@ -537,17 +556,26 @@ class ExchangeState:
             )
 
     @torch.no_grad()
-    def _result(self, mean: Tensor, owner: _OwnerFeedback, tag: RoundTag, before: object) -> Tensor:
-        """Encode the shard that this worker combined into a message."""
-        rank, storage = self._context.rank, self._context.storage
-        codec = self._codecs[rank]
+    def _result(
+        self, combined: RoundResult, encode: Callable[..., object], shard: int, tag: RoundTag
+    ) -> Tensor:
+        """Encode a combined shard into a message."""
+        storage, codec = self._context.storage, self._codecs[shard]
         end = HEADER_NBYTES + codec.nbytes
         # Results travel in an all-gather, which takes equal sizes.
         padded = storage.buffers.take(self.sizes.result_nbytes, self._device)
         padded[end:] = 0
-        owner.encode_to(padded[HEADER_NBYTES:end], mean, codec, round=tag.round, before=before)
-        seal(padded[:end], self._header(tag, rank, rank, Kind.MEAN))
+        mean = DenseVector(combined.mean.whole())
+        encode(padded[HEADER_NBYTES:end], mean, codec, round=tag.round)
+        seal(padded[:end], self._header(tag, shard, shard, Kind.MEAN))
         return padded
+
+    @torch.no_grad()
+    def _stand_in(self, tag: RoundTag, owner: int, received: Received) -> Tensor:
+        """The message with the shard of `owner`, which is lost, of what the others sent to it."""
+        headers = {sender: self._header(tag, sender, owner, Kind.SHARD) for sender in received}
+        combined = self._combined(self._judged(received, headers, tag), owner, tag)
+        return self._result(combined, FeedbackState().encode_to, owner, tag)
 
     @torch.no_grad()
     def _joined(self, bodies: Sequence[Tensor], tag: RoundTag) -> StreamedVector:
@@ -698,7 +726,7 @@ class _OwnerFeedback:
         self.before: deque[dict[str, Tensor]] = deque()
 
     def encode_to(
-        self, out: Tensor, mean: Tensor, codec: BoundCodec, *, round: int, before: object
+        self, out: Tensor, mean: LazyVector, codec: BoundCodec, *, round: int, before: object
     ) -> None:
         """Encode `mean` and keep the error, for an exchange that began with `before`."""
         with self._lock:
@@ -710,7 +738,7 @@ class _OwnerFeedback:
                 kind=RoundDiscarded,
             )
             self.before.append(self.state_dict(now=True))
-            self._feedback.encode_to(out, DenseVector(mean), codec, round=round)
+            self._feedback.encode_to(out, mean, codec, round=round)
 
     def state_dict(self, *, now: bool = False) -> dict[str, Tensor]:
         """A copy: the next shard may be encoded while a checkpoint is written."""

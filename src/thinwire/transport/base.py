@@ -64,11 +64,15 @@ class Post(NamedTuple):
         take: number of bytes by sender.
         allow_missing: the answer has an empty payload in place of one that is lost, forged or
             damaged. Otherwise that is an error.
+        stand_in: computes the payload of a worker that is lost, from its rank and what it received
+            for the post before this one. A transport that keeps what was posted then gives that
+            payload to all workers, in place of an empty one.
     """
 
     to: Mapping[int, Tensor]
     take: Mapping[int, int]
     allow_missing: bool = False
+    stand_in: Callable[[int, Mapping[int, Tensor]], Tensor] | None = None
 
     def is_to_all(self, workers: int) -> bool:
         """True if one tensor goes to all other workers, and as many bytes come from each."""

@@ -8,7 +8,6 @@ from collections.abc import Generator, Mapping
 from functools import partial
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 
 from thinwire.errors import ExchangeError
@@ -36,8 +35,7 @@ class Sealed(WrappedTransport):
 
     A payload is bound to its place: exchange, kind and number of the post in it, K, sender, and
     receiver. One that was changed, cut, sealed with another token, or taken from another place does
-    not open. The exchange gets an empty payload in its place if it allows that; otherwise it is an
-    error. Answers, and so digests, are those of the wrapped transport.
+    not open, which is an error. Answers, and so digests, are those of the wrapped transport.
 
     All workers wrap their transport, or none does; `Elastic` takes the token itself. Each payload
     is 28 bytes longer. Sizes and times are visible. There is no forward secrecy: a token that leaks
@@ -86,9 +84,9 @@ class Sealed(WrappedTransport):
             for sender, theirs in answer.items():
                 if sender != self.rank:
                     found = self._sealer.open(theirs, place(sender, to))
-                    if found is None and not post.allow_missing:
+                    if found is None:
                         raise not_opened(tag, sender)
-                    opened[sender] = torch.empty(0, dtype=torch.uint8) if found is None else found
+                    opened[sender] = found
             return opened
 
         return self._inner.run(wrapped(posts, carry), tag)
