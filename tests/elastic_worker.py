@@ -83,7 +83,7 @@ def train(store: str, identity: str, options: dict) -> None:
     known["snapshot_after"] = options.get("snapshot_after", 1e9)
     elastic = tw.transport.Elastic(store, **known)
     elastic.events.listen(lambda event: tell(event=event.describe()))
-    if kind in ("started", "landed"):
+    if kind in ("started", "owner", "landed"):
         number = signal.SIGSTOP if options.get("stops_there") else signal.SIGKILL
         halt = partial(os.kill, os.getpid(), number)
         halt_in(elastic, kind, moment, options.get("among", 3), halt)
@@ -117,7 +117,7 @@ def train(store: str, identity: str, options: dict) -> None:
 
 
 def halt_in(elastic: Any, moment: str, number: int, among: int, halt: Callable[[], None]) -> None:
-    """Halt in an exchange once it has "started", or all payloads have "landed"."""
+    """Halt in an exchange once it has "started", its shards have come ("owner"), or all payloads."""
     run, exchanges, due = elastic.run, count(1), [moment]
 
     def faulty(posts, tag):
@@ -126,15 +126,15 @@ def halt_in(elastic: Any, moment: str, number: int, among: int, halt: Callable[[
 
         def carry(post: Post):
             received = yield post
-            reached("landed", post.is_to_all(elastic.world_size))
+            reached("landed" if post.is_to_all(elastic.world_size) else "owner")
             return received
 
         under_way = run(wrapped(posts, carry), tag)
         reached("started")
         return under_way
 
-    def reached(point: str, is_there: bool = True) -> None:
-        if is_there and point in due:
+    def reached(point: str) -> None:
+        if point in due:
             due.clear()
             halt()
 

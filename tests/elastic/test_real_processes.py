@@ -36,6 +36,7 @@ KILLED = {
     "between rounds": (("step", 18), {}),
     "while payloads travel": (("started", 5), {"method": "muloco:bits=2"}),
     "with all payloads": (("landed", 5), {"method": "sparseloco:density=1/8"}),
+    "as an owner": (("owner", 5), {"method": "muloco:bits=2", "exchange": "reduce_scatter"}),
     "with shards": (("landed", 5), {"method": "muloco:bits=2", "exchange": "reduce_scatter"}),
     "with fragments in flight": (("step", 19), {"method": "streaming_diloco:tau=2", "layers": 4}),
 }
@@ -52,6 +53,8 @@ def test_a_killed_worker_costs_the_others_one_wait(team: Team, when: str) -> Non
     again = team.start("w2")
     team.finish()
     check_stalls(team, first, second)
+    if when == "as an owner":
+        assert not any(worker.events("discarded") for worker in (first, second)), team.report()
     assert again.events("healed")
     assert team.met(again, 3), team.report()
     for worker in (first, second):
