@@ -1,54 +1,96 @@
-"""What a round of real processes costs as they become many: seconds and requests to a folder.
+"""What a round of real processes costs as they become many: seconds and requests to a hub.
 
 python benchmarks/many_workers_real.py OUT       resumable
 
-Processes that are forked once torch is imported, so that many fit into memory, train a model of 65
-numbers for six rounds; all of them share a folder. Bytes and requests of messages are those of the
-plan, and all digests are equal, or the run fails.
+Processes that are forked once torch is imported, so that many fit into memory, train for six rounds
+over `thinwire hub` (SeaweedFS, TLS, sealed payloads) on the same machine: 65 numbers by gather, or
+266,240 by reduce-scatter. Where workers die, a tenth of them are killed in the third round and as
+many in the fifth, once they have sent their shards and before they send the shard that they own.
+Bytes and requests of messages are those of the plan, and all digests are equal, or the run fails.
 """
 
 import json
 import multiprocessing
+import os
+import signal
 import statistics
 import sys
 import time
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import obstore.store  # noqa: F401 - before processes are forked
 import torch
 
 import thinwire as tw
+import thinwire.elastic.session
 from setting import write_runs
 from thinwire import presets
 from thinwire.elastic.timeouts import ElasticOptions
 from thinwire.exchange import Gather, ReduceScatter
 from thinwire.plan.shape import Shape
 from thinwire.plan.traffic import traffic
+from thinwire.security.sealing import SEAL_NBYTES
+from thinwire.transport import wrapped
 
-WORKERS, ROUNDS, TRAIN_S = (8, 16, 32, 64), 6, 5.0
-METHOD = replace(presets.diloco(), sync_every=2, exchange=Gather())
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from hub_process import SECRET, hub
+
+EXCHANGES = {"gather": Gather(), "reduce-scatter": ReduceScatter()}
+CASES = [("gather", workers, False) for workers in (8, 16, 32, 64)]
+CASES += [("reduce-scatter", 32, False), ("reduce-scatter", 32, True)]
+CASES += [("reduce-scatter", 64, False), ("reduce-scatter", 64, True)]
+ROUNDS, TRAIN_S, EVERY, FATAL = 6, 5.0, 2, (3, 5)
 
 
-def model() -> torch.nn.Module:
+def method(exchange: str) -> tw.Method:
+    return replace(presets.diloco(), sync_every=EVERY, exchange=EXCHANGES[exchange])
+
+
+def model(exchange: str) -> torch.nn.Module:
     torch.manual_seed(0)
-    return torch.nn.Linear(64, 1)
+    return torch.nn.Linear(64, 1 if exchange == "gather" else 4096)
 
 
-def work(address: str, name: str, workers: int, results: Any) -> None:
-    """One worker, from joining to its end."""
+def doomed(connection: Any, last: int) -> None:
+    """Kill this process in its exchange of that number, once shards were exchanged."""
+    run, numbers = connection.run, count(1)
+
+    def dying(posts: Any, tag: Any) -> Any:
+        def carry(post: Any) -> Any:
+            received = yield post
+            os.kill(os.getpid(), signal.SIGKILL)
+            return received
+
+        return run(wrapped(posts, carry) if next(numbers) == last else posts, tag)
+
+    connection.run = dying
+
+
+def work(address: str, name: str, case: tuple[str, int, int], last: int, results: Any) -> None:
+    """One worker, from joining to its end, or to its exchange number `last` if that is not 0."""
     torch.set_num_threads(1)
-    net, steps, marks = model(), METHOD.sync_every * ROUNDS, list[Any]()
-    optimizer = METHOD.inner.build(net)
+    exchange, _, least = case
+    net, described, marks = model(exchange), method(exchange), list[Any]()
+    optimizer = described.inner.build(net)
     connection = tw.transport.Elastic(
-        address, run="many", identity=name, options=ElasticOptions(min_workers=workers)
+        address,
+        run="many",
+        identity=name,
+        token=SECRET,
+        options=ElasticOptions(min_workers=least),
     )
-    outer = tw.OuterLoop(net, optimizer, METHOD, transport=connection)
+    if last:
+        doomed(connection, last)
+    outer = tw.OuterLoop(net, optimizer, described, transport=connection)
     outer.join()
-    while outer.inner_step < steps:
-        if outer.inner_step % METHOD.sync_every == 0:
+    while outer.inner_step < EVERY * ROUNDS:
+        if outer.inner_step % EVERY == 0:
             marks.append((time.monotonic(), outer.stats))
-        time.sleep(TRAIN_S / METHOD.sync_every)
+        time.sleep(TRAIN_S / EVERY)
         net(torch.full((4, 64), 0.01 * outer.share)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -66,26 +108,33 @@ def work(address: str, name: str, workers: int, results: Any) -> None:
     results.put(found)
 
 
-def measured(folder: Path, workers: int) -> dict[str, Any]:
+def measured(address: str, exchange: str, workers: int, *, die: bool) -> dict[str, Any]:
     """One run; what its rounds took and asked of the store, from the second to the last."""
     context = multiprocessing.get_context("fork")
-    results, address = context.SimpleQueue(), f"file://{folder.resolve()}/store"
-    names = [f"w{number:03}" for number in range(workers)]
-    running = [context.Process(target=work, args=(address, n, workers, results)) for n in names]
+    results, running = context.SimpleQueue(), list[Any]()
+    # torch imports for seconds with the first optimizer: once, and not in every process.
+    method(exchange).inner.build(model(exchange))
+    # Any tenth: those of a stride of 10 that begins elsewhere.
+    lasts = {n: FATAL[n % 10 // 5] for n in range(workers) if die and n % 5 == 3}
+    case = exchange, workers, workers - len(lasts)
     began_s = time.monotonic()
-    for process in running:
-        process.start()
-    found = [results.get() for _ in running]
+    for number in range(workers):
+        given = address, f"w{number:03}", case, lasts.get(number, 0), results
+        running.append(context.Process(target=work, args=given))
+        running[-1].start()
+    found = [results.get() for _ in range(workers - len(lasts))]
     for process in running:
         process.join()
-    plan = traffic(METHOD, Shape.of_model(model()), workers=workers)
+    shape = Shape.of_model(model(exchange))
+    plan = traffic(method(exchange), shape, workers=workers, added_nbytes=SEAL_NBYTES)
     assert len({each["digest"] for each in found}) == 1, found
-    if not any(each["lost"] for each in found):
+    if not die and not any(each["lost"] for each in found):
         numbers = {(each["sent"], each["received"]) for each in found}
         assert numbers == {(plan.sent_per_round, plan.received_per_round)}, numbers
     every = {kind: [each["requests"][kind] for each in found] for kind in found[0]["requests"]}
     return {
         "workers": workers,
+        "killed": len(lasts),
         "wall_s": round(time.monotonic() - began_s, 1),
         "round_s": round(statistics.median(each["round_s"] for each in found), 2),
         "rounds_lost": max(each["lost"] for each in found),
@@ -111,14 +160,17 @@ def planned(exchange: Gather | ReduceScatter, workers: int) -> dict[str, Any]:
 def main() -> None:
     out, runs = Path(sys.argv[1]), dict[str, list[dict[str, Any]]]()
     of_plan = [planned(each, k) for each in (Gather(), ReduceScatter()) for k in (8, 64, 256, 1024)]
-    for workers in WORKERS:
-        folder = out / str(workers)
+    for exchange, workers, die in CASES:
+        name = f"{exchange}, {workers} workers" + (", two tenths die" if die else "")
+        folder = out / name.replace(", ", "-").replace(" ", "-")
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "result.json"
         if not file.exists():
-            file.write_text(json.dumps(measured(folder, workers)))
-        runs[f"{workers} workers"] = [json.loads(file.read_text())]
-        print(runs[f"{workers} workers"], flush=True)
+            with hub(folder) as started:
+                row = measured(started.address, exchange, workers, die=die)
+            file.write_text(json.dumps(row))
+        runs[name] = [json.loads(file.read_text())]
+        print(name, runs[name], flush=True)
         write_runs(__file__, str(__doc__).splitlines()[0], runs, planned=of_plan)
 
 
