@@ -197,7 +197,7 @@ def check(name: str, out: Path) -> dict[str, Any]:
     model = small_model(folder.with_name(f"{folder.name}-model"), asked.layers if streams else None)
     small = dataclasses.replace(job, shape=resolve(model), compute=Compute(step_s=step_s))
     sent = small.traffic(choice.method())
-    ratio = sent.received_per_round / first.forecast.down_bytes_per_round * asked.step_s / step_s
+    ratio = sent.received_nbytes() / first.forecast.down_bytes_per_round * asked.step_s / step_s
     link = Link.of(asked.rate_bps * ratio, latency_s=asked.latency_s * step_s / asked.step_s)
     arguments = ["--method", choice.text, "--model", model]
     arguments += ["--steps", str(steps), "--step-s", str(step_s)]

@@ -130,7 +130,7 @@ def measured(address: str, exchange: str, workers: int, *, die: bool) -> dict[st
     assert len({each["digest"] for each in found}) == 1, found
     if not die and not any(each["lost"] for each in found):
         numbers = {(each["sent"], each["received"]) for each in found}
-        assert numbers == {(plan.sent_per_round, plan.received_per_round)}, numbers
+        assert numbers == {(plan.sent_nbytes(), plan.received_nbytes())}, numbers
     every = {kind: [each["requests"][kind] for each in found] for kind in found[0]["requests"]}
     return {
         "workers": workers,
@@ -138,9 +138,9 @@ def measured(address: str, exchange: str, workers: int, *, die: bool) -> dict[st
         "wall_s": round(time.monotonic() - began_s, 1),
         "round_s": round(statistics.median(each["round_s"] for each in found), 2),
         "rounds_lost": max(each["lost"] for each in found),
-        "planned": {"puts": plan.puts_per_round, "gets": plan.gets_per_round},
-        "sent_bytes": plan.sent_per_round,
-        "received_bytes": plan.received_per_round,
+        "planned": {"puts": plan.puts(), "gets": plan.gets()},
+        "sent_bytes": plan.sent_nbytes(),
+        "received_bytes": plan.received_nbytes(),
         "requests": {
             kind: {"median": statistics.median(n), "most": max(n), "all": sum(n)}
             for kind, n in every.items()
@@ -153,8 +153,8 @@ def planned(exchange: Gather | ReduceScatter, workers: int) -> dict[str, Any]:
     method = replace(presets.muloco(bits=2), exchange=exchange)
     plan = traffic(method, Shape.of_size(10**9, 24), workers=workers)
     row = {"exchange": plan.messages[0].exchange, "workers": workers}
-    row |= {"puts": plan.puts_per_round, "gets": plan.gets_per_round}
-    return row | {"sent": plan.sent_per_round, "received": plan.received_per_round}
+    row |= {"puts": plan.puts(), "gets": plan.gets()}
+    return row | {"sent": plan.sent_nbytes(), "received": plan.received_nbytes()}
 
 
 def main() -> None:

@@ -248,7 +248,7 @@ def compare(
         "measured_utilisation": measured.utilisation,
         "utilisation_error": predicted.utilisation / measured.utilisation - 1,
         "limit": predicted.limit(),
-        "predicted_sent_bytes": job.traffic.sent_after(STEPS),
+        "predicted_sent_bytes": job.traffic.sent_nbytes(STEPS),
         "measured_sent_bytes": measured.sent_nbytes,
         "measured_step_s": own.step_s,
         "error_if_steps_were_known": known.wall_s / measured.training_s - 1,

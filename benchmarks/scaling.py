@@ -63,6 +63,8 @@ class Tree(Topology):
     Source: J. Bruck et al., Efficient algorithms for all-to-all communications (1997).
     """
 
+    name = "tree"
+
     def gather(self, nbytes: float, workers: int, link: Link) -> TransferTime:
         """In hop i every worker sends what it has, at most 2^i messages, to the one 2^i away."""
         return hops((workers - 1).bit_length(), (workers - 1) * link.seconds(nbytes), link)

@@ -117,7 +117,7 @@ def overlap_lines() -> dict[str, TimeLine]:
         overlap=tw.Delay(tau=2, mixing=0.5),
         codec=tw.codecs.Identity(),
     )
-    nbytes = traffic(whole, shape, workers=2).sent_per_round
+    nbytes = traffic(whole, shape, workers=2).sent_nbytes()
     link = Link.of(8 * nbytes / 4.2)  # the whole model takes 4.2 s
     return {
         name: _time_line(method, shape, link)

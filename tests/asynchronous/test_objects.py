@@ -154,10 +154,10 @@ def test_one_worker_over_a_store_has_the_bits_of_a_simulation(tmp_path, slots) -
     assert (server.digest(), server.stats) == (expected.digest(), expected.stats)
     # As planned; and the first request asks for work, and the last answer is the end.
     planned = traffic(run.settings, Shape.of_model(build_model()), workers=1)
-    assert planned.sent_after(30) == server.stats.received_bytes
-    assert planned.received_after(30) == server.stats.sent_bytes
-    assert store.requests.puts == planned.puts_after(30) + 1
-    assert store.requests.gets == planned.gets_after(30) + 2
+    assert planned.sent_nbytes(30) == server.stats.received_bytes
+    assert planned.received_nbytes(30) == server.stats.sent_bytes
+    assert store.requests.puts == planned.puts(30) + 1
+    assert store.requests.gets == planned.gets(30) + 2
     assert (store.requests.puts, store.requests.gets) == (6, 1 + 6 + 5)
     status = read_status(ObjectStore(run.store), run="a", token=TOKEN)
     assert (status.is_finished, status.stats) == (True, server.stats)

@@ -299,9 +299,9 @@ def test_the_bytes_and_requests_of_workers_that_all_come_in_time_are_those_of_th
     plan = traffic(described, shape, workers=4, added_nbytes=SEAL_NBYTES)
     # They meet once more at the end, where nobody writes metrics.
     (puts, gets, lists), meetings = meeting_requests(4), STEPS // H + 1
-    assert asked["puts"] == 4 * plan.puts_after(STEPS) + meetings * puts - 1
-    assert asked["gets"] == 4 * plan.gets_after(STEPS) + meetings * gets
+    assert asked["puts"] == 4 * plan.puts(STEPS) + meetings * puts - 1
+    assert asked["gets"] == 4 * plan.gets(STEPS) + meetings * gets
     assert asked["lists"] == meetings * lists
     for worker in running:
-        assert worker.loop.stats.sent_bytes == plan.sent_after(STEPS)
-        assert worker.loop.stats.received_bytes == plan.received_after(STEPS)
+        assert worker.loop.stats.sent_bytes == plan.sent_nbytes(STEPS)
+        assert worker.loop.stats.received_bytes == plan.received_nbytes(STEPS)

@@ -102,10 +102,10 @@ def test_processes_that_share_a_store_reach_the_digests_of_one_process(
             assert told["digest"] == expected[number][worker]
             method = meeting_ranks.METHODS[number]
             plan = traffic(method, shape, workers=workers, rank=worker, added_nbytes=added)
-            assert told["sent_bytes"] == plan.sent_after(STEPS)
-            assert told["received_bytes"] == plan.received_after(STEPS)
-            assert told["requests"]["puts"] == plan.puts_after(STEPS)
-            assert told["requests"]["gets"] == plan.gets_after(STEPS)
+            assert told["sent_bytes"] == plan.sent_nbytes(STEPS)
+            assert told["received_bytes"] == plan.received_nbytes(STEPS)
+            assert told["requests"]["puts"] == plan.puts(STEPS)
+            assert told["requests"]["gets"] == plan.gets(STEPS)
             assert told["requests"]["deletes"] < told["requests"]["puts"]
     if store == "folder":
         written = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
@@ -121,9 +121,9 @@ def test_workers_of_two_ddp_ranks_send_everything_once(tmp_path) -> None:
     assert len({each["digest"] for each in told}) == 1
     plan = traffic(meeting_ranks.METHODS[0], Shape.of_model(build_model()), workers=2)
     # Each rank's part of a message is a message.
-    whole, parts = plan.sent_after(STEPS), [each["sent_bytes"] for each in told]
+    whole, parts = plan.sent_nbytes(STEPS), [each["sent_bytes"] for each in told]
     assert [sum(parts[:2]), sum(parts[2:])] == [whole, whole]
-    assert [each["requests"]["puts"] for each in told] == [plan.puts_after(STEPS)] * 4
+    assert [each["requests"]["puts"] for each in told] == [plan.puts(STEPS)] * 4
 
 
 @pytest.mark.slow_cases("5", "8-diloco")

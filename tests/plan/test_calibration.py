@@ -50,8 +50,8 @@ def timed(simulated, tmp_path) -> Callable[..., Path]:
 def test_bytes_method_and_model_are_those_of_the_run(simulated, tiny, text: str) -> None:
     job = calibrate(simulated(text), step_s=0.5)
     summary = json.loads((simulated(text) / "summary.json").read_text())
-    assert job.traffic.sent_after(13) == summary["sent_bytes_per_worker"] > 0
-    assert job.traffic.received_after(13) == summary["received_bytes_per_worker"] > 0
+    assert job.traffic.sent_nbytes(13) == summary["sent_bytes_per_worker"] > 0
+    assert job.traffic.received_nbytes(13) == summary["received_bytes_per_worker"] > 0
     assert peak_sent_after(job.traffic, 13) == summary["peak_sent_bytes_per_step"]
     assert job.method == tiny(text).method
     assert (job.job.workers, job.steps, job.job.tokens_per_step) == (2, 13, 32)
@@ -72,7 +72,7 @@ def test_seconds_are_medians_and_a_slower_link_is_slower_by_what_crosses_it(
     # Two whole rounds and what is left over.
     assert free.wall_s == pytest.approx(13 * 0.25 + 3 * (0.5 + 0.125), rel=1e-12)
     slow = simulate(job.scenario(Link.of(1e5, latency_s=0.3), late_s=0.125), steps=13)
-    wire_nbytes = job.traffic.sent_after(13) * (1500 + 26) / 1448
+    wire_nbytes = job.traffic.sent_nbytes(13) * (1500 + 26) / 1448
     more_s = 8 * wire_nbytes / 1e5 + 3 * 2 * 0.3
     assert slow.wall_s - free.wall_s == pytest.approx(more_s, rel=1e-12)
     assert slow.utilisation == pytest.approx(13 * 0.25 / slow.wall_s, rel=1e-12)

@@ -33,16 +33,16 @@ def test_a_forecast_says_what_traffic_and_simulation_say(method, workers: int) -
     found, sent = forecast(method, asked), traffic(method, asked.shape, workers=workers)
     every, steps = sent.sync_every, -(-30_011 // (workers * 100))
     assert found.steps == steps
-    assert found.down_bytes_per_round == sent.received_per_round
-    assert found.down_bytes == sent.received_after(steps)
+    assert found.down_bytes_per_round == sent.received_nbytes()
+    assert found.down_bytes == sent.received_nbytes(steps)
     assert found.peak_up_bits_per_s == 80 * found.peak_up_bytes_per_step
     # In a ring, workers forward what others receive; a store or a server takes a message once.
     star, by_server = forecast(method, replace(asked, topology=Star())), "server" in found.exchanges
     for each, is_relayed in ((star, True), (found, by_server)):
         peak = sent.on_links(relayed=is_relayed).peak_sent_per_step
         ups = (each.up_bytes_per_round, each.up_bytes, each.peak_up_bytes_per_step)
-        once = (sent.sent_per_round, sent.sent_after(steps), sent.peak_sent_per_step)
-        often = (sent.received_per_round, sent.received_after(steps), peak)
+        once = (sent.sent_nbytes(), sent.sent_nbytes(steps), sent.peak_sent_per_step)
+        often = (sent.received_nbytes(), sent.received_nbytes(steps), peak)
         assert ups == (once if is_relayed else often)
     if workers > 1:
         moved = [each.up_bytes_per_round + each.down_bytes_per_round for each in (star, found)]
@@ -52,7 +52,7 @@ def test_a_forecast_says_what_traffic_and_simulation_say(method, workers: int) -
     long_s = simulate(asked.scenario(sent), steps=rounds * every).wall_s / (rounds * every)
     assert found.step_s == pytest.approx(long_s, rel=1e-3)
     assert found.utilisation == pytest.approx(0.1 / found.step_s)
-    down_per_day = 86_400 / found.step_s / every * sent.received_per_round
+    down_per_day = 86_400 / found.step_s / every * sent.received_nbytes()
     assert found.down_bytes_per_day == pytest.approx(down_per_day)
     assert found.tokens_per_day == pytest.approx(86_400 / found.step_s * 100 * workers)
     for steps in (1, 29, 31, 2_000, 4_003):

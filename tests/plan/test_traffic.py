@@ -79,9 +79,9 @@ def check(
         if isinstance(method.exchange, tw.Pairs) and workers > 1:
             seed, rounds = method.exchange.seed, range(1, stats.rounds + 1)
             peers = [peers_of(workers, round=n, seed=seed)[rank] for n in rounds]
-            alone = peers.count(rank) * plan.sent_per_round
-        assert plan.sent_after(steps) == stats.sent_bytes + alone
-        assert plan.received_after(steps) == stats.received_bytes + alone
+            alone = peers.count(rank) * plan.sent_nbytes()
+        assert plan.sent_nbytes(steps) == stats.sent_bytes + alone
+        assert plan.received_nbytes(steps) == stats.received_bytes + alone
         assert plan_scenarios.peak_sent_after(plan, steps) == stats.peak_sent_bytes_per_step
     return plans
 

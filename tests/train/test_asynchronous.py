@@ -100,7 +100,7 @@ def test_the_trainer_trains_asynchronous_methods_as_planned(tiny, tmp_path) -> N
     summary = train(config, tmp_path / "a")
     assert summary["outer_digest"] == run(config, tmp_path / "b", 1.0, 1.0)["outer_digest"]
     planned = traffic(config.method, Shape.of_model(config.model.build(256, 16, 0)), workers=2)
-    assert read_run(tmp_path / "a").run.summary.sent_bytes_per_worker == planned.sent_after(20)
+    assert read_run(tmp_path / "a").run.summary.sent_bytes_per_worker == planned.sent_nbytes(20)
     # From the checkpoint of step 15 on.
     (tmp_path / "a" / "summary.json").unlink()
     assert resume(config, tmp_path / "a")["outer_digest"] == summary["outer_digest"]

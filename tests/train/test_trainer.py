@@ -129,7 +129,7 @@ def test_torchrun_reaches_the_digest_of_one_process(tiny, tmp_path, monkeypatch,
     if case == "sealed":  # and so is what it is planned for again
         found = calibrate(out, step_s=1)
         assert added == found.job.added_nbytes == 28
-        more = 28 * found.traffic.puts_after(config.steps)
+        more = 28 * found.traffic.puts(config.steps)
     assert bool(more) == bool(added)
     assert ranked["sent_bytes_per_worker"] == simulated["sent_bytes_per_worker"] + more
 

@@ -170,6 +170,8 @@ class CodecPiece:
 class PiecewiseCodec(BoundCodec):
     """A codec of several pieces: what is done to a vector is done to one part after the other.
 
+    It checks payloads: the pieces get theirs of the right size.
+
     Args:
         id: of the byte format.
         layout: of the vectors.
@@ -307,9 +309,7 @@ class Codec(ABC):
         Raises:
             ExchangeError: `payload` is not one of this codec for `numel` elements.
         """
-        coder = self.bind(Layout.vector(numel))
-        check_payload(coder, payload)
-        return coder.decode(payload)
+        return self.bind(Layout.vector(numel)).decode(payload)
 
 
 def check_payload(coder: BoundCodec, payload: Tensor) -> None:

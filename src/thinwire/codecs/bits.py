@@ -88,23 +88,17 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
     return planes.flatten(1)[:, :count]
 
 
-def _low_bits(n: int, k: int) -> int:
-    """l = floor(log2(n / k)): the bits of an index that are written as they are."""
-    return (n // k).bit_length() - 1
+def elias_fano_sizes(n: int, k: int) -> tuple[int, int, int]:
+    """Of k sorted indices below n: their low bits, and bytes of the bitmap and of the low bits.
 
+    l = floor(log2(n / k)) low bits of an index are written as they are. The bitmap has a bit for
+    each index, and one for each value of the high parts.
 
-def _high_length(n: int, k: int) -> int:
-    """Bits of the bitmap: one for each index, one for each value of the high parts."""
-    return k + ((n - 1) >> _low_bits(n, k)) + 1
-
-
-def elias_fano_nbytes(n: int, k: int) -> int:
-    """Bytes of k sorted indices below n: a bitmap of the high parts, then l planes of k low bits.
-
-    >>> elias_fano_nbytes(4096, 64)
-    64
+    >>> elias_fano_sizes(4096, 64)
+    (6, 16, 48)
     """
-    return packed_nbytes(_high_length(n, k), 1) + packed_nbytes(_low_bits(n, k) * k, 1)
+    low = (n // k).bit_length() - 1
+    return low, packed_nbytes(k + ((n - 1) >> low) + 1, 1), packed_nbytes(low * k, 1)
 
 
 def pack_indices(indices: Tensor, n: int) -> Tensor:
@@ -119,8 +113,9 @@ def pack_indices(indices: Tensor, n: int) -> Tensor:
     [[5, 3]]
     """
     rows, k = indices.shape
-    low, place = _low_bits(n, k), torch.arange(k, device=indices.device)
-    bitmap = torch.zeros(rows, _high_length(n, k), dtype=torch.uint8, device=indices.device)
+    low, high_bytes, _ = elias_fano_sizes(n, k)
+    place = torch.arange(k, device=indices.device)
+    bitmap = torch.zeros(rows, 8 * high_bytes, dtype=torch.uint8, device=indices.device)
     bitmap.scatter_(1, (indices >> low) + place, 1)
     if not low:
         return pack(bitmap, 1)
@@ -138,8 +133,7 @@ def unpack_indices(packed: Tensor, n: int, k: int) -> Tensor:
     >>> unpack_indices(torch.tensor([[5, 3]], dtype=torch.uint8), 8, 2).tolist()
     [[1, 5]]
     """
-    rows, low, high_length = len(packed), _low_bits(n, k), _high_length(n, k)
-    high_bytes = packed_nbytes(high_length, 1)
+    rows, (low, high_bytes, _) = len(packed), elias_fano_sizes(n, k)
     bitmap = unpack(packed[:, :high_bytes], 1, high_bytes * 8)
     # nonzero lists the set bits row by row: where every row has k of them, they can be reshaped.
     wrong_number = (bitmap.sum(1, dtype=torch.int32) != k).any()
@@ -155,25 +149,15 @@ def unpack_indices(packed: Tensor, n: int, k: int) -> Tensor:
             lowest |= planes[:, plane] << plane
         indices |= lowest.to(torch.int64)
     descend = (indices[:, 1:] <= indices[:, :-1]).any() | (indices[:, -1] >= n).any()
-    # Asked for together: each answer is a wait of the host for the device.
-    if any(answers := torch.stack([wrong_number, descend]).tolist()):
-        raise no_indices(n, k, wrong_number=answers[0])
+    if wrong_number | descend:  # in one: each answer is a wait of the host for the device
+        raise no_indices(n, k)
     return indices
 
 
-def no_indices(n: int, k: int, *, wrong_number: bool) -> ExchangeError:
-    """The error for bytes that are no code of k indices below n.
-
-    Args:
-        n: above all indices.
-        k: how many there should be.
-        wrong_number: whether the bitmap of some row holds another number of them; otherwise they do
-            not ascend, or reach n.
-    """
+def no_indices(n: int, k: int) -> ExchangeError:
+    """The error for bytes that are no code of k indices below n."""
     return ExchangeError(
         f"decode {k} indices below {n}",
-        because="its bitmap holds another number of indices"
-        if wrong_number
-        else "its indices do not ascend within the chunk",
+        because="its bitmap holds another number of indices, or they do not ascend",
         do="check that the sender runs the same thinwire version; the payload was not used",
     )

@@ -10,12 +10,7 @@ import torch
 from torch import Tensor
 
 from thinwire.blocks import VectorPart, block_numel, spans
-from thinwire.codecs.base import (
-    BoundCodec,
-    Codec,
-    PiecewiseCodec,
-    check_payload,
-)
+from thinwire.codecs.base import BoundCodec, Codec, PiecewiseCodec
 from thinwire.codecs.bits import saturating_cast
 from thinwire.fragments.layout import Layout
 
@@ -49,7 +44,6 @@ class _CastSpan(BoundCodec):
         return torch.maximum(-low, high).float()
 
     def _values(self, payload: Tensor) -> Tensor:
-        check_payload(self, payload)
         # A message's body may begin at any byte, and a view as numbers needs an aligned start.
         if payload.storage_offset() % self._dtype.itemsize:
             payload = payload.clone()

@@ -88,8 +88,8 @@ class Quantise(GroupedCodec):
 
     @property
     def has_kernel(self) -> bool:
-        """True for rounding to nearest."""
-        return isinstance(self.rounding, Nearest)
+        """True for rounding to nearest, on mid-rise levels."""
+        return isinstance(self.rounding, Nearest) and type(self.grid) is MidRise
 
     def write(self, x: Tensor, key: RoundKey) -> Tensor:
         """Codes of the grid's levels, or of the means of their bins."""

@@ -14,13 +14,7 @@ import torch
 from torch import Tensor
 
 from thinwire.blocks import VectorPart, block_numel
-from thinwire.codecs.base import (
-    BoundCodec,
-    Codec,
-    PiecewiseCodec,
-    check_payload,
-    squared_norm_of,
-)
+from thinwire.codecs.base import BoundCodec, Codec, PiecewiseCodec, squared_norm_of
 from thinwire.codecs.bits import bytes_of, floats, saturating_cast
 from thinwire.codecs.grouping import Grouping, RowBatch
 from thinwire.codecs.kernels import RowKernel, find_kernel
@@ -219,6 +213,4 @@ class _RowsCodec(BoundCodec):
         return self._codec.read(records, self._batch.columns, RoundKey(round, self._row))
 
     def _records(self, payloads: Sequence[Tensor]) -> list[Tensor]:
-        for payload in payloads:
-            check_payload(self, payload)
         return [payload.view(self._batch.rows, -1) for payload in payloads]

@@ -9,15 +9,10 @@ import torch
 from torch import Tensor
 
 from thinwire.blocks import VectorPart, block_numel
-from thinwire.codecs.base import (
-    BoundCodec,
-    PiecewiseCodec,
-    check_payload,
-    squared_norm_of,
-)
+from thinwire.codecs.base import BoundCodec, PiecewiseCodec, squared_norm_of
 from thinwire.codecs.bits import (
     bytes_of,
-    elias_fano_nbytes,
+    elias_fano_sizes,
     floats,
     pack_indices,
     saturating_cast,
@@ -135,7 +130,8 @@ class TopK(_KOfEach):
 
     def places_nbytes(self, columns: int) -> int:
         """Bytes of the places of one row."""
-        return elias_fano_nbytes(columns, self.k_of(columns))
+        _, high_nbytes, low_nbytes = elias_fano_sizes(columns, self.k_of(columns))
+        return high_nbytes + low_nbytes
 
     @property
     def has_kernel(self) -> bool:
@@ -214,7 +210,6 @@ class _SectionCodec(BoundCodec):
 
     def _read(self, payload: Tensor) -> list[Decoded]:
         """The numbers of each batch."""
-        check_payload(self, payload)
         batches, codec = self._batches, self._codec
         if self._is_plain:
             parts = payload.split([numel * codec.verbatim.itemsize for numel in self._sizes])

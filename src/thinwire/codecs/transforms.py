@@ -29,8 +29,6 @@ _EXPONENT = 0x7FF << 52  # of an fp64
 class Transform(ABC):
     """An orthonormal change of basis within the rows of a grouping."""
 
-    __slots__ = ()
-
     id: str
     """Part of the codec's id."""
 

@@ -80,7 +80,7 @@ class Choice:
         layers: in a fragment.
         tau: inner steps that an exchange may take.
         sync_every: H.
-        exchange: gather or reduce_scatter.
+        exchange: gather, where the method itself would choose.
 
     >>> choice = Choice(preset="muloco", bits=1, sync_every=64)
     >>> choice.text, choice.python
@@ -105,8 +105,8 @@ class Choice:
     @property
     def python(self) -> str:
         """The Python expression, with thinwire as `tw`."""
-        rules = {"gather": "tw.Gather()", "reduce_scatter": "tw.ReduceScatter()"}
-        given = ", ".join(f"{name}={rules.get(v, v)}" for name, v in self._arguments().items())
+        values = self._arguments() | ({"exchange": "tw.Gather()"} if self.exchange else {})
+        given = ", ".join(f"{name}={value}" for name, value in values.items())
         return f"tw.presets.{self.preset}({given})"
 
     def method(self) -> Method:
@@ -115,10 +115,9 @@ class Choice:
 
     @property
     def loss_share(self) -> float:
-        """Measured loss, by `LOSSES`; infinity if not measured."""
+        """Measured loss, by `LOSSES`."""
         coded = Choice(preset=self.preset, bits=self.bits, density=self.density).text
-        share, _ = LOSSES.get(coded) or LOSSES.get(self.preset) or (math.inf, "")
-        return share
+        return (LOSSES.get(coded) or LOSSES[self.preset])[0]
 
     @property
     def has_rounds(self) -> bool:
@@ -201,9 +200,8 @@ def choices(parameters: float) -> Iterator[Choice]:
     ]
     alone = [Choice(preset=preset) for preset in _ONE_EXCHANGE]
     gathered = [replace(choice, exchange="gather") for choice in (*dense, *coded)]
-    reduced = [replace(choice, exchange="reduce_scatter") for choice in dense]
-    for choice in (*alone, *dense, *coded, *gathered, *reduced):
-        if not NO_EXCHANGE_LOSS <= choice.loss_share < math.inf:
+    for choice in (*alone, *dense, *coded, *gathered):
+        if choice.loss_share < NO_EXCHANGE_LOSS:
             yield choice
 
 
@@ -394,9 +392,7 @@ def advice_table(advice: Advice, job: Job) -> Table:
             str(found.sync_every_steps),
             nbytes_text(found.up_bytes_per_round + found.down_bytes_per_round),
             share_text(found.utilisation),
-            "not measured"
-            if math.isinf(share)
-            else f"{round(100 * share):+d} %".replace("+0", "0"),
+            f"{round(100 * share):+d} %".replace("+0", "0"),
         )
         costs = bill(found, job)
         money = (money_text(costs.cost), money_text(costs.waiting_cost))

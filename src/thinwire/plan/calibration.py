@@ -194,7 +194,7 @@ def planned_traffic(run: FinishedRun, method: Method, shape: Shape) -> Traffic:
     check(size == 1, _what(run.folder), because=because, do=do)
     added_nbytes = summary.added_nbytes or 0
     planned = traffic(method, shape, workers=summary.workers, added_nbytes=added_nbytes)
-    expected = planned.sent_after(summary.steps), planned.received_after(summary.steps)
+    expected = planned.sent_nbytes(summary.steps), planned.received_nbytes(summary.steps)
     counted = summary.sent_bytes_per_worker, summary.received_bytes_per_worker
     because = f"it counted {counted[0]} bytes sent and {counted[1]} received, and the planner "
     because += f"makes that {expected[0]} and {expected[1]}: workers came or went, or a file is of "

@@ -169,7 +169,7 @@ def forecast(
     """
     sent = job.traffic(method)
     carried = sent.on_links(relayed=job.topology.name == "star")
-    up, down = carried.sent_per_round, carried.received_per_round
+    up, down = carried.sent_nbytes(), carried.received_nbytes()
     scenario = job.scenario(sent)
     utilisation = steady_utilisation(scenario)
     what = f"plan for {method.name} over so slow a link"
@@ -189,8 +189,8 @@ def forecast(
     if (steps := job.steps) is not None:
         wall_s = _wall_s(scenario, steps, step_s)
         known |= {"steps": steps, "wall_s": wall_s, "cost": job.store_cost(sent, wall_s, steps)}
-        known["up_bytes"] = carried.sent_after(steps)
-        known["down_bytes"] = carried.received_after(steps)
+        known["up_bytes"] = carried.sent_nbytes(steps)
+        known["down_bytes"] = carried.received_nbytes(steps)
     return Forecast(
         method=method.name,
         sync_every_steps=sent.sync_every,
@@ -216,8 +216,8 @@ def forecast(
         step_s=step_s,
         target_bits_per_s=required[target],
         required_bits_per_s={share: required[share] for share in utilisations},
-        puts_per_round=sent.puts_per_round,
-        gets_per_round=sent.gets_per_round,
+        puts_per_round=sent.puts(),
+        gets_per_round=sent.gets(),
         **known,
     )
 

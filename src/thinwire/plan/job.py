@@ -130,12 +130,9 @@ class Job:
         prices = self.prices
         if prices is None or prices.egress_per_gb is None:
             return None
-        asked = sent.received_per_round, sent.puts_per_round, sent.gets_per_round
-        rounds = 1
-        if steps is not None:
-            asked = sent.received_after(steps), sent.puts_after(steps), sent.gets_after(steps)
-            rounds += -(-steps // sent.sync_every)
+        asked = sent.received_nbytes(steps), sent.puts(steps), sent.gets(steps)
         nbytes, puts, gets = (self.workers * each for each in asked)
+        rounds = 1 if steps is None else 1 - (-steps // sent.sync_every)
         if self.elastic:
             # Stores charge as much for a listing as for a put.
             meeting_puts, meeting_gets, lists = meeting_requests(self.workers)

@@ -92,10 +92,8 @@ class Topology(ABC):
     Args of its methods: bytes of one message; K >= 2; the workers' link.
     """
 
-    @property
-    def name(self) -> str:
-        """The name on the command line."""
-        return type(self).__name__.lower()
+    name: str
+    """The name on the command line."""
 
     @abstractmethod
     def gather(self, nbytes: float, workers: int, link: Link) -> TransferTime:
@@ -123,6 +121,8 @@ class Ring(Topology):
     6.0
     """
 
+    name = "ring"
+
     def gather(self, nbytes: float, workers: int, link: Link) -> TransferTime:
         """K - 1 hops, in each of which every worker sends and receives one message."""
         return hops(workers - 1, (workers - 1) * link.seconds(nbytes), link)
@@ -144,6 +144,8 @@ class Star(Topology):
     >>> Star().gather(1000, 5, Link.of(8000, latency_s=0.5)).total_s
     6.0
     """
+
+    name = "star"
 
     def gather(self, nbytes: float, workers: int, link: Link) -> TransferTime:
         """One message up, K - 1 down."""
@@ -183,11 +185,6 @@ class OverTcp(Ring):
     """
 
     late_s: float = 0.0
-
-    @property
-    def name(self) -> str:
-        """That of a ring."""
-        return "ring"
 
     def gather(self, nbytes: float, workers: int, link: Link) -> TransferTime:
         """Receivers of all hops report ready at the beginning."""

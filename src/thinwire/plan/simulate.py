@@ -38,7 +38,7 @@ class Scenario:
     >>> from thinwire.plan.shape import Shape
     >>> from thinwire.plan.traffic import traffic
     >>> sent = traffic(presets.diloco(), Shape.of_size(1000, 2), workers=2)
-    >>> link = Link.of(8 * sent.sent_per_round, latency_s=0.5)
+    >>> link = Link.of(8 * sent.sent_nbytes(), latency_s=0.5)
     >>> Scenario(traffic=sent, compute=Compute(step_s=1), link=link).transfer_time(0).total_s
     1.5
     """
@@ -144,7 +144,7 @@ def simulate(scenario: Scenario, *, steps: int) -> SimulationResult:
     >>> from thinwire.plan.shape import Shape
     >>> from thinwire.plan.traffic import traffic
     >>> sent = traffic(presets.diloco(sync_every=3), Shape.of_size(1000, 2), workers=2)
-    >>> link = Link.of(8 * sent.sent_per_round)  # a second for each exchange
+    >>> link = Link.of(8 * sent.sent_nbytes())  # a second for each exchange
     >>> result = simulate(Scenario(traffic=sent, compute=Compute(step_s=1), link=link), steps=6)
     >>> result.wall_s, result.utilisation, result.limit()
     (8.0, 0.75, 'bandwidth')
@@ -249,7 +249,7 @@ def steady_utilisation(scenario: Scenario) -> float:
     >>> from thinwire.plan.shape import Shape
     >>> from thinwire.plan.traffic import traffic
     >>> sent = traffic(presets.diloco(sync_every=3), Shape.of_size(1000, 2), workers=2)
-    >>> link = Link.of(8 * sent.sent_per_round)
+    >>> link = Link.of(8 * sent.sent_nbytes())
     >>> steady_utilisation(Scenario(traffic=sent, compute=Compute(step_s=1), link=link))
     0.75
     """
@@ -315,7 +315,7 @@ def required_bandwidth(target: float, scenario: Scenario) -> float:
     >>> from thinwire.plan.traffic import traffic
     >>> sent = traffic(presets.diloco(sync_every=3), Shape.of_size(1000, 2), workers=2)
     >>> scenario = Scenario(traffic=sent, compute=Compute(step_s=1), link=Link.of(1))
-    >>> round(required_bandwidth(0.75, scenario)) == 8 * sent.sent_per_round
+    >>> round(required_bandwidth(0.75, scenario)) == 8 * sent.sent_nbytes()
     True
     """
     what = f"find the bandwidth for a utilisation of {target:g}"

@@ -75,7 +75,7 @@ class Traffic:
 
     >>> from thinwire import presets
     >>> plan = traffic(presets.diloco(), Shape.of_size(1000, 2), workers=2)
-    >>> plan.sent_per_round, plan.sent_after(30), plan.sent_after(31)
+    >>> plan.sent_nbytes(), plan.sent_nbytes(30), plan.sent_nbytes(31)
     (4064, 4064, 8128)
     """
 
@@ -92,7 +92,7 @@ class Traffic:
 
         >>> from thinwire import presets
         >>> plan = traffic(presets.muloco(bits=8), Shape.of_size(1000, 2), workers=4)
-        >>> plan.sent_per_round, plan.on_links(relayed=False).sent_per_round
+        >>> plan.sent_nbytes(), plan.on_links(relayed=False).sent_nbytes()
         (1072, 3216)
         """
         messages = list[MessageSpec]()
@@ -102,23 +102,27 @@ class Traffic:
             messages.append(replace(m, sent_nbytes=int(up)))
         return replace(self, messages=tuple(messages))
 
-    def sent_after(self, steps: int) -> int:
-        """Bytes that this worker sent in a run of `steps` inner steps with its end."""
+    def sent_nbytes(self, steps: int | None = None) -> int:
+        """Bytes that this worker sends.
+
+        Args:
+            steps: inner steps of a run, whose end counts; default H, in the middle of one.
+        """
         return sum(self._times(m, steps) * m.sent_nbytes for m in self.messages)
 
-    def received_after(self, steps: int) -> int:
-        """Bytes that this worker received in a run of `steps` inner steps with its end."""
+    def received_nbytes(self, steps: int | None = None) -> int:
+        """Bytes that it receives, as `sent_nbytes`."""
         return sum(self._times(m, steps) * m.received_nbytes for m in self.messages)
 
-    def puts_after(self, steps: int) -> int:
-        """Objects that this worker wrote over an object store in a run of `steps` with its end.
+    def puts(self, steps: int | None = None) -> int:
+        """Objects that it writes over an object store, as `sent_nbytes`.
 
         Introductions and repeated requests are not counted.
         """
         return sum(self._times(m, steps) * m.puts for m in self.messages)
 
-    def gets_after(self, steps: int) -> int:
-        """Objects that this worker read over an object store in a run of `steps` with its end."""
+    def gets(self, steps: int | None = None) -> int:
+        """Objects that it reads over an object store, as `puts`."""
         return sum(self._times(m, steps) * m.received_count for m in self.messages)
 
     @property
@@ -129,27 +133,9 @@ class Traffic:
             together[message.offset % self.sync_every] += message.sent_nbytes
         return max(together.values(), default=0)
 
-    @property
-    def sent_per_round(self) -> int:
-        """Bytes that this worker sends every H inner steps."""
-        return sum(m.sent_nbytes for m in self.messages)
-
-    @property
-    def received_per_round(self) -> int:
-        """Bytes that this worker receives every H inner steps."""
-        return sum(m.received_nbytes for m in self.messages)
-
-    @property
-    def puts_per_round(self) -> int:
-        """Objects that this worker writes over an object store every H inner steps."""
-        return sum(m.puts for m in self.messages)
-
-    @property
-    def gets_per_round(self) -> int:
-        """Objects that this worker reads over an object store every H inner steps."""
-        return sum(m.received_count for m in self.messages)
-
-    def _times(self, message: MessageSpec, steps: int) -> int:
+    def _times(self, message: MessageSpec, steps: int | None) -> int:
+        if steps is None:
+            return 1
         first = message.first_due(sync_every=self.sync_every)
         last = message.last_due(steps, sync_every=self.sync_every)
         scheduled = (last - first) // self.sync_every + 1 if last else 0

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from thinwire.exchange.state import peers_of
 from thinwire.transport import Post, Posts, RoundTag, Transport
 from thinwire.transport.base import Received, Round, to_all
 from thinwire.transport.metered import Metered
@@ -63,19 +64,6 @@ def swapped(payload: Tensor, rank: int, peer: int) -> Posts[Tensor]:
     return lambda: theirs
 
 
-def neighbours(workers: int, *, first: int) -> list[int]:
-    """The peer of each worker: neighbours from worker `first` on swap, and the last may be left.
-
-    >>> neighbours(3, first=1)
-    [0, 2, 1]
-    """
-    order = [(first + place) % workers for place in range(workers)]
-    peers = list(range(workers))
-    for left, right in zip(order[::2], order[1::2], strict=False):
-        peers[left], peers[right] = right, left
-    return peers
-
-
 _Kind: TypeAlias = Callable[[int, int, int], Posts[threading.Thread]]
 """(rank, workers, seed) in; the exchange ends with the thread that its end ran in."""
 
@@ -107,7 +95,7 @@ def _reduction(rank: int, workers: int, seed: int) -> Posts[threading.Thread]:
 
 def _swapping(rank: int, workers: int, seed: int) -> Posts[threading.Thread]:
     """Pairs may send other sizes than other pairs; with an odd number one worker is left."""
-    peer = neighbours(workers, first=seed)[rank]
+    peer = peers_of(workers, round=seed, seed=0)[rank]
     nbytes = 17 + 5 * min(rank, peer)
     finish = yield from swapped(payload_of(60 * seed + rank, nbytes), rank, peer)
     return lambda: _ended([finish()], [payload_of(60 * seed + peer, nbytes)])
@@ -116,7 +104,7 @@ def _swapping(rank: int, workers: int, seed: int) -> Posts[threading.Thread]:
 def _three_posts(rank: int, workers: int, seed: int) -> Posts[threading.Thread]:
     """Each post sends what came of the one before."""
     mine = [payload_of(30 * seed + sender, 3) // 2 for sender in range(workers)]
-    peer = neighbours(workers, first=seed)[rank]
+    peer = peers_of(workers, round=seed, seed=0)[rank]
     received = yield from scattered([mine[rank].clone() for _ in range(workers)], rank)
     own = torch.cat([each.cpu() for each in received]) + peer
     theirs = yield from swapped(own, rank, peer)
@@ -145,10 +133,6 @@ def _check(part: Round[threading.Thread]) -> None:
     assert part.wait() is threading.current_thread()
 
 
-def _gather(transport: Transport, payload: Tensor) -> Round[list[Tensor]]:
-    return transport.run(gathered(payload, transport.rank, transport.world_size), _TAG)
-
-
 # -- the contract ----------------------------------------------------------------------------------
 
 
@@ -158,23 +142,22 @@ def check_worker(transport: Transport) -> None:
     Raises:
         AssertionError: the transport does not keep the contract.
     """
-    sizes = (1, 7, 100_003)
-    gathers = [_gather(transport, payload_of(transport.rank, n)) for n in sizes]
+    sizes, rank, workers = (1, 7, 100_003), transport.rank, transport.world_size
+    gathers = [transport.run(gathered(payload_of(rank, n), rank, workers), _TAG) for n in sizes]
     parts = [_begun(kind, transport, seed) for kind in _KINDS for seed in (1, 2)]
     for part in parts[1::2]:
         _check(part)
     for n, gather in zip(sizes, gathers, strict=True):
-        for rank, payload in enumerate(gather.wait()):
-            assert torch.equal(payload.cpu(), payload_of(rank, n))
+        for sender, payload in enumerate(gather.wait()):
+            assert torch.equal(payload.cpu(), payload_of(sender, n))
     for part in parts[::2]:
         _check(part)
     failing = transport.run(_failing(transport), _TAG)
     with pytest.raises(LookupError, match="of a test"):
         failing.wait()
-    payload = b"x" * transport.rank
-    known = transport.announce(payload, _TAG)
-    assert known[transport.rank] == payload
-    assert all(known[rank] == b"x" * rank for rank in known)
+    known = transport.announce(b"x" * rank, _TAG)
+    assert known[rank] == b"x" * rank
+    assert all(known[sender] == b"x" * sender for sender in known)
     for order in _ORDERS:
         parts = [_begun(kind, transport, s) for s, kind in itertools.product(range(2), _KINDS)]
         for place in order:

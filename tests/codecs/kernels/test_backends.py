@@ -6,14 +6,27 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from kernel_parity import OtherGrid
-from thinwire.codecs import BF16, E3M0, Quantise, Stochastic, TopK, kernels
+from thinwire.codecs import (
+    BF16,
+    E3M0,
+    Linear,
+    MidRise,
+    Quantise,
+    Statistical,
+    Stochastic,
+    TopK,
+    kernels,
+)
 from thinwire.codecs.kernels import VARIABLE, find_kernel, kernel_backend
 from thinwire.errors import ConfigurationError
 from thinwire.fragments.layout import Layout
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 TWO_BITS = Quantise(bits=2)
+
+
+class OwnMidRise(MidRise):
+    """A user's grid may place its levels anywhere."""
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +56,8 @@ def test_other_formats_and_rows_of_other_lengths_have_no_kernel() -> None:
     assert kernels._backend.cache_info().currsize == 0  # numba is not imported for it
     for bits in (2, 8):
         assert find_kernel(Quantise(bits=bits, rounding=Stochastic()), CPU) is None
-        assert find_kernel(Quantise(bits=bits, grid=OtherGrid()), CPU) is None
+        for grid in (Linear(), Statistical(), OwnMidRise()):
+            assert find_kernel(Quantise(bits=bits, grid=grid), CPU) is None
     for codec in (E3M0(rounding=Stochastic()), TopK(k=2049)):
         assert find_kernel(codec, CPU) is None
     kernel_of = [piece.codec._kernel(CPU) for piece in TWO_BITS.bind(Layout.vector(4097)).pieces]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernel_parity import CHUNK, CODECS, OtherGrid, check
+from kernel_parity import CHUNK, CODECS, check
 from thinwire.codecs import E3M0, Quantise, TopK
 from thinwire.codecs.kernels import find_kernel
 
@@ -53,9 +53,8 @@ def test_it_gives_the_bits_of_the_torch_path_on_a_gpu(name: str) -> None:
     check(CODECS[name], kernel, "cuda", seeds=3)
 
 
-def test_there_are_kernels_for_powers_of_two_and_grids_of_this_package() -> None:
-    none = (*(TopK(k=k) for k in (1, 8, 100, 4096)), Quantise(bits=2, grid=OtherGrid()))
-    assert not any(map(triton_backend.build, none))
+def test_there_are_kernels_for_powers_of_two() -> None:
+    assert not any(triton_backend.build(TopK(k=k)) for k in (1, 8, 100, 4096))
     assert all(map(triton_backend.build, (TopK(k=16), TopK(k=2048), Quantise(bits=2), E3M0())))
 
 
@@ -146,7 +145,7 @@ def test_every_format_rounds_every_operation_and_stays_in_registers(
 
 @pytest.mark.filterwarnings("ignore:AnnAssign")  # Triton's own, on Python 3.13
 def test_it_reads_levels_only_when_all_of_them_are_written(compiled: list) -> None:
-    compile_all("table-4 MidRise", 90)
+    compile_all("table-4", 90)
     before, after = compiled[0].asm["ptx"].rsplit("bar.sync", 1)
     assert "ld.global.b8" not in before
     assert "ld.global.b8" in after

@@ -15,68 +15,27 @@ from thinwire.codecs.kernels.numba_rows import (
     largest_bits,
     put_bf16,
     put_f32,
-    records_at,
     root_mean_square,
     sum_of_eighth,
 )
 from thinwire.codecs.levels import FAR, TINY
 
-MID_RISE, LINEAR, STATISTICAL = 0, 1, 2
-
 _F, _I = np.float32, np.int32
 _N = 4096
-_MAGNITUDE = np.int32(0x7FFFFFFF)
 
 
 # -- where levels lie ------------------------------------------------------------------------------
 
 
 @compiled
-def _range(x):
-    """The smallest and the largest number; a zero is +0."""
-    low, high = _MAGNITUDE, _I(-(2**31))
-    for i in range(_N):
-        u = bits_of(x[i])
-        ordered = u ^ ((u >> _I(31)) & _MAGNITUDE)  # in the order of the numbers
-        low, high = min(low, ordered), max(high, ordered)
-    low, high = low ^ ((low >> _I(31)) & _MAGNITUDE), high ^ ((high >> _I(31)) & _MAGNITUDE)
-    return float_of(low) + _F(0), float_of(high) + _F(0)
-
-
-@compiled
-def _mean_and_sigma(x, spare, eighth, scratch):
-    for i in range(_N):
-        spare[i] = x[i] * _F(1.0 / _N)
-    fold(spare, eighth)
-    mean = sum_of_eighth(eighth, scratch)
-    middle = mean * _F(0.5)
-    for i in range(_N):
-        spare[i] = x[i] * _F(0.5) - middle
-    most = largest_bits(spare)
-    return mean, _F(2) * root_mean_square(spare, most, spare, eighth, scratch)
-
-
-@compiled
-def _place(x, grid, bits, factor, spare, eighth, scratch):
-    """Origin and step of a row, as `thinwire.codecs.levels` has them.
-
-    `factor`: of MID_RISE the step in sigmas, of LINEAR the inverse of the number of steps, of
-    STATISTICAL the sigmas in a step.
-    """
+def _place(x, bits, sigmas, spare, eighth, scratch):
+    """Origin and step of a row, as `thinwire.codecs.levels` has them; a step has so many sigmas."""
     top, half = _F((1 << bits) - 1), _F(1 << (bits - 1))
-    if grid == MID_RISE:
-        most = largest_bits(x)
-        step = root_mean_square(x, most, spare, eighth, scratch) * factor
-        if bits == 8:
-            step = max(step, float_of(most) * _F(2.0 / 255))
-        origin = step * (_F(0.5) - half)
-    elif grid == LINEAR:
-        low, high = _range(x)
-        origin, step = low, high * factor - low * factor
-    else:
-        mean, sigma = _mean_and_sigma(x, spare, eighth, scratch)
-        step = sigma * factor
-        origin = mean - step * half
+    most = largest_bits(x)
+    step = root_mean_square(x, most, spare, eighth, scratch) * sigmas
+    if bits == 8:
+        step = max(step, float_of(most) * _F(2.0 / 255))
+    origin = step * (_F(0.5) - half)
     if step > _F(0) and step <= _F(TINY):
         origin = max(origin, _F(0)) + min(origin + top * step, _F(0))
         step = _F(0)
@@ -162,7 +121,7 @@ def _add_levels(x, packed, levels, bits):
 
 
 @compiled
-def encode(x, delta, decay, out, bits, grid, factor):
+def encode(x, delta, decay, out, bits, sigmas):
     """Encode rows; see `RowKernel`. No row of `delta`: nothing is added."""
     count, head = 1 << bits, 8 if bits == 8 else 2 << bits
     codes, spare = np.empty(_N, np.int32), np.empty(_N, np.float32)
@@ -172,7 +131,7 @@ def encode(x, delta, decay, out, bits, grid, factor):
         numbers, record = x[row], out[row]
         if len(delta):
             add_feedback(numbers, delta[row], decay)
-        origin, step = _place(numbers, grid, bits, factor, spare, eighth, scratch)
+        origin, step = _place(numbers, bits, sigmas, spare, eighth, scratch)
         _codes_of(numbers, origin, step, _F(count - 1), codes)
         packed = record[head : head + _N * bits // 8]
         _pack(codes, packed, bits)
@@ -184,36 +143,34 @@ def encode(x, delta, decay, out, bits, grid, factor):
             continue
         for code in range(count):
             level = origin + step * _F(code)
-            if grid != LINEAR:
-                level = _bin_mean(numbers, codes, _I(code), level, spare, eighth, scratch)
+            level = _bin_mean(numbers, codes, _I(code), level, spare, eighth, scratch)
             levels[code] = -put_bf16(record, 2 * code, level)
         _add_levels(numbers, packed, levels, bits)
 
 
 @compiled
-def add(out, counts, addresses, nbytes, weight, bits):
-    """Add (to rows of `counts` count) the records at `addresses`; 0, for any bytes are a record."""
+def add(out, counts, records, weight, bits):
+    """Add the numbers of records, and count to rows of `counts`; False: any bytes are a record."""
     levels, sent = np.zeros(16, np.float32), np.zeros(16, np.float32)
     head = 8 if bits == 8 else 2 << bits
     for row in range(len(out)):
-        for address in addresses:
-            record = records_at(address, len(out), nbytes)[row]
-            x, packed = out[row], record[head : head + _N * bits // 8]
-            if bits < 8:
-                for code in range(1 << bits):
-                    level = get_bf16(record, 2 * code)
-                    levels[code], sent[code] = level * weight, _F(level != 0)
-                _add_levels(x, packed, levels, bits)
-                if len(counts):
-                    _add_levels(counts[row], packed, sent, bits)
-                continue
-            origin, step = get_f32(record, 0), get_f32(record, 4)
-            for i in range(_N):
-                x[i] += (_F(packed[i]) * step + origin) * weight
+        record, x = records[row], out[row]
+        packed = record[head : head + _N * bits // 8]
+        if bits < 8:
+            for code in range(1 << bits):
+                level = get_bf16(record, 2 * code)
+                levels[code], sent[code] = level * weight, _F(level != 0)
+            _add_levels(x, packed, levels, bits)
             if len(counts):
-                for i in range(_N):
-                    counts[row, i] += _F(_F(packed[i]) * step + origin != 0)
-    return 0
+                _add_levels(counts[row], packed, sent, bits)
+            continue
+        origin, step = get_f32(record, 0), get_f32(record, 4)
+        for i in range(_N):
+            x[i] += (_F(packed[i]) * step + origin) * weight
+        if len(counts):
+            for i in range(_N):
+                counts[row, i] += _F(_F(packed[i]) * step + origin != 0)
+    return False
 
 
 # -- E3M0 ------------------------------------------------------------------------------------------
@@ -258,20 +215,19 @@ def e3m0_encode(x, delta, decay, out):
 
 
 @compiled
-def e3m0_add(out, counts, addresses, nbytes, weight):
+def e3m0_add(out, counts, records, weight):
     """As `add`."""
     half, levels = _N // 2, np.empty(16, np.float32)
     for row in range(len(out)):
-        for address in addresses:
-            record = records_at(address, len(out), nbytes)[row]
-            scale, packed = get_bf16(record, 0), record[2 : 2 + half]
-            low, high = out[row, :half], out[row, half:]
-            if len(counts):
-                for code in range(16):
-                    levels[code] = _F(_value(_I(code), scale) != 0)
-                _add_levels(counts[row], packed, levels, 4)
-            for j in range(half):
-                low[j] += _value(_I(packed[j] & 15), scale) * weight
-            for j in range(half):
-                high[j] += _value(_I(packed[j] >> 4), scale) * weight
-    return 0
+        record = records[row]
+        scale, packed = get_bf16(record, 0), record[2 : 2 + half]
+        low, high = out[row, :half], out[row, half:]
+        if len(counts):
+            for code in range(16):
+                levels[code] = _F(_value(_I(code), scale) != 0)
+            _add_levels(counts[row], packed, levels, 4)
+        for j in range(half):
+            low[j] += _value(_I(packed[j] & 15), scale) * weight
+        for j in range(half):
+            high[j] += _value(_I(packed[j] >> 4), scale) * weight
+    return False

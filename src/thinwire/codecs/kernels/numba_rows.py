@@ -16,11 +16,7 @@ from typing import Any
 import numba.extending
 import numpy as np
 from llvmlite import ir
-from numba import (
-    carray,  # pyright: ignore[reportPrivateImportUsage]
-    njit,
-    types,
-)
+from numba import njit, types
 
 _intrinsic: Any = numba.extending.intrinsic
 _F, _I = np.float32, np.int32
@@ -69,22 +65,6 @@ def trailing_zeros(typingctx, x):
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
 
     return types.uint64(types.uint64), codegen
-
-
-@_intrinsic
-def _pointer(typingctx, address):
-    """An address as a pointer to bytes."""
-
-    def codegen(context, builder, signature, args):
-        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(types.uint8)(types.int64), codegen
-
-
-@compiled
-def records_at(address, rows, nbytes):
-    """The records at an address, uint8 [rows, nbytes]: any number of workers in one call."""
-    return carray(_pointer(address), (rows, nbytes))
 
 
 @compiled

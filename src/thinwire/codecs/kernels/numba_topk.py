@@ -1,7 +1,7 @@
 """Top-k with sign-mean or sign-levels values: rows of 4096 numbers, k up to 2048.
 
 `bits` is the size of a value's code: 1 for sign-mean (a sign), 2 for sign-levels (a level and a
-sign). It is also the number of levels.
+sign). It is also the number of levels. `low_bits`, `high`, `low`: `elias_fano_sizes` of k places.
 """
 # pyright: basic
 
@@ -13,15 +13,11 @@ from thinwire.codecs.kernels.numba_rows import (
     compiled,
     get_bf16,
     put_bf16,
-    records_at,
     trailing_zeros,
 )
 
 MOST = 2048
 """The largest k with a kernel: beyond it, places have no low bits."""
-
-WRONG_NUMBER, DESCENDING = 1, 2
-"""Defects of a record; 0 is none."""
 
 _F, _I = np.float32, np.int32
 _N = 4096
@@ -130,15 +126,6 @@ def _select(x, k, places, groups, found, where, marks):
 
 
 @compiled
-def _sizes(k):
-    """Number of low bits of a place, and bytes of the bitmap and of the low bits."""
-    low_bits = 0
-    while (k << (low_bits + 1)) <= _N:
-        low_bits += 1
-    return low_bits, (k + ((_N - 1) >> low_bits) + 8) // 8, (low_bits * k + 7) // 8
-
-
-@compiled
 def _put_places(record, places, k, low_bits, high, low):
     """Write the Elias-Fano code of `places`: `high` bytes of bitmap, then `low` of low bits."""
     for j in range(high + low):
@@ -165,14 +152,14 @@ def _put_places(record, places, k, low_bits, high, low):
 
 @compiled
 def _get_places(record, places, k, low_bits, high, low):
-    """Read the places of a record, and return its defect; `places` has room for 8 * high + 1."""
+    """Read a record's places; True if they are none. `places` has room for 8 * high + 1."""
     n = 0
     for plane in range(8):
         for j in range(high):
             places[n] = _I((plane * high + j - n) << low_bits)
             n += np.int64(record[j] >> plane & 1)
     if n != k:
-        return WRONG_NUMBER
+        return True
     at = bit = 0
     for plane in range(low_bits):
         i = 0
@@ -184,10 +171,10 @@ def _get_places(record, places, k, low_bits, high, low):
             i, at = i + n, at + n
             if at == low:
                 at, bit = 0, bit + 1
-    wrong = np.int64(places[k - 1] >= _N)
+    wrong = places[k - 1] >= _N
     for i in range(1, k):
-        wrong |= np.int64(places[i] <= places[i - 1])
-    return DESCENDING if wrong else 0
+        wrong |= places[i] <= places[i - 1]
+    return wrong
 
 
 @compiled
@@ -246,9 +233,8 @@ def _put_values(x, record, places, k, bits, scaled, masked):
 
 
 @compiled
-def encode(x, delta, decay, out, k, bits):
+def encode(x, delta, decay, out, k, bits, low_bits, high, low):
     """Encode rows; see `RowKernel`. An empty `delta` adds nothing."""
-    low_bits, high, low = _sizes(k)
     places, where = np.empty(_N, np.int32), np.empty(_N + 1, np.int32)
     groups, found = np.empty(_GROUPS, np.int32), np.empty(_N + 1, np.int32)
     marks = np.empty(_N // 64, np.uint64)
@@ -263,43 +249,37 @@ def encode(x, delta, decay, out, k, bits):
 
 
 @compiled
-def add(out, counts, addresses, nbytes, weight, k, bits):
-    """Add (to rows of `counts` count) the records at `addresses`; return the worst defect."""
-    low_bits, high, low = _sizes(k)
+def add(out, counts, records, weight, k, bits, low_bits, high, low):
+    """Add the numbers of records, and count to rows of `counts`; True if a record is none."""
     places, levels = np.empty(8 * high + 1, np.int32), np.empty((2, 4), np.float32)
-    worst, m, mask = 0, (bits * k + 7) // 8, (1 << bits) - 1
+    m, mask = (bits * k + 7) // 8, (1 << bits) - 1
     for row in range(len(out)):
-        for address in addresses:
-            record = records_at(address, len(out), nbytes)[row]
-            wrong = _get_places(record, places, k, low_bits, high, low)
-            if wrong:
-                worst = wrong if worst == 0 else min(worst, wrong)
-                continue
-            values = record[high + low :]
-            for code in range(2 * bits):  # those of negative values come last
-                level = get_bf16(values, 2 * (code % bits))
-                signed = level if code < bits else -level
-                levels[0, code], levels[1, code] = signed * weight, _F(level != 0)
-            codes = values[2 * bits :]
-            for what in range(2 if len(counts) else 1):
-                x, terms = (counts if what else out)[row], levels[what]
-                for plane in range(8 // bits):
-                    for j in range(min(m, k - plane * m)):
-                        code = codes[j] >> (bits * plane) & mask
-                        x[places[plane * m + j]] += terms[code]
-    return worst
+        record = records[row]
+        if _get_places(record, places, k, low_bits, high, low):
+            return True
+        values = record[high + low :]
+        for code in range(2 * bits):  # those of negative values come last
+            level = get_bf16(values, 2 * (code % bits))
+            signed = level if code < bits else -level
+            levels[0, code], levels[1, code] = signed * weight, _F(level != 0)
+        codes = values[2 * bits :]
+        for what in range(2 if len(counts) else 1):
+            x, terms = (counts if what else out)[row], levels[what]
+            for plane in range(8 // bits):
+                for j in range(min(m, k - plane * m)):
+                    code = codes[j] >> (bits * plane) & mask
+                    x[places[plane * m + j]] += terms[code]
+    return False
 
 
 @compiled
-def largest(records, k, bits):
-    """Return the worst defect of a record, and the bits of the largest magnitude of a level."""
-    low_bits, high, low = _sizes(k)
-    places, worst, most = np.empty(8 * high + 1, np.int32), 0, _I(0)
+def largest(records, k, bits, low_bits, high, low):
+    """True if a record is none, and the bits of the largest magnitude of a level."""
+    places, most = np.empty(8 * high + 1, np.int32), _I(0)
     for row in range(len(records)):
         record = records[row]
-        wrong = _get_places(record, places, k, low_bits, high, low)
-        if wrong:
-            worst = wrong if worst == 0 else min(worst, wrong)
+        if _get_places(record, places, k, low_bits, high, low):
+            return True, most
         for level in range(bits):
-            most = max(most, bits_of(get_bf16(record, high + low + 2 * level)) & _MAGNITUDE)
-    return worst, most
+            most = max(most, _bits(get_bf16(record, high + low + 2 * level)))
+    return False, most

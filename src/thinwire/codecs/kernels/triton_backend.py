@@ -14,6 +14,7 @@ from thinwire.codecs.kernels import RowKernel
 from thinwire.codecs.kernels import triton_dense as dense
 from thinwire.codecs.kernels import triton_topk as topk
 from thinwire.codecs.kernels.triton_ops import launch
+from thinwire.codecs.levels import MAX_STEPS
 from thinwire.codecs.quantise import E3M0, Quantise
 from thinwire.codecs.row_format import GroupedCodec
 from thinwire.codecs.sparse import TopK
@@ -44,7 +45,7 @@ def build(codec: GroupedCodec) -> RowKernel | None:
     """The kernel for a codec; Triton compiles it for each GPU when it is first called.
 
     Returns:
-        None for a k that is not a power of two from 16 to 2048, and for grids of other packages.
+        None for a k that is not a power of two from 16 to 2048.
 
     >>> build(TopK(k=100)) is None
     True
@@ -57,9 +58,8 @@ def build(codec: GroupedCodec) -> RowKernel | None:
         case E3M0():
             encode = partial(launch, dense.encode_e3m0)
             return _dense(encode, nbytes, 4, dense.power_of)
-        case Quantise(bits=bits, grid=grid) if type(grid) in dense.PLACING:
-            place = dense.PLACING[type(grid)]
-            encode = partial(launch, dense.encode, bits=bits, place=place, means=grid.means)
+        case Quantise(bits=bits):
+            encode = partial(launch, dense.encode, bits=bits, sigmas=MAX_STEPS[bits])
             value_of = dense.point_of if bits == 8 else dense.level_of
             return _dense(encode, nbytes, bits, value_of)
         case _:
@@ -101,7 +101,7 @@ def _sparse(nbytes: int, k: int, bits: int) -> RowKernel:
 
     def add(out: Tensor, records: Sequence[Tensor], weight: float, counts: Tensor | None) -> None:
         """One kernel a worker, for the places that were sent; the host waits once, at the end."""
-        wrong = torch.zeros(2, dtype=torch.int32, device=out.device)
+        wrong = torch.zeros(1, dtype=torch.int32, device=out.device)
         for record in records:
             launch(topk.add, len(out), out, record, wrong, weight, bits=bits, **constants)
             if counts is not None:
@@ -110,7 +110,7 @@ def _sparse(nbytes: int, k: int, bits: int) -> RowKernel:
 
     def largest(records: Tensor) -> Tensor:
         """The largest level, once all places have been looked at."""
-        wrong = torch.zeros(2, dtype=torch.int32, device=records.device)
+        wrong = torch.zeros(1, dtype=torch.int32, device=records.device)
         launch(topk.check, len(records), records, wrong, nbytes, **constants)
         refuse(wrong)
         begin = nbytes - k * bits // 8 - 2 * bits
@@ -118,8 +118,7 @@ def _sparse(nbytes: int, k: int, bits: int) -> RowKernel:
         return magnitudes.amax() if len(magnitudes) else magnitudes.sum()
 
     def refuse(wrong: Tensor) -> None:
-        wrong_number, wrong_places = wrong.tolist()
-        if wrong_number or wrong_places:
-            raise no_indices(CHUNK, k, wrong_number=bool(wrong_number))
+        if wrong:
+            raise no_indices(CHUNK, k)
 
     return RowKernel(encode, add, largest)

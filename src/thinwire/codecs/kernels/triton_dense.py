@@ -8,8 +8,6 @@ it: a program keeps the row in registers. The mean takes all workers in one kern
 # pyright: reportMissingParameterType=false, reportOperatorIssue=false, reportArgumentType=false
 # pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
@@ -23,7 +21,7 @@ from thinwire.codecs.kernels.triton_ops import (
     load_row,
     store_bytes,
 )
-from thinwire.codecs.levels import FAR, MAX_STEPS, Linear, MidRise, Statistical
+from thinwire.codecs.levels import FAR
 
 _FAR = tl.constexpr(FAR)
 
@@ -52,11 +50,6 @@ def add(
     tl.store(out + place, total)
 
 
-@triton.constexpr_function
-def _max_step(bits):
-    return MAX_STEPS[bits]
-
-
 @triton.jit
 def _root_mean_square(x):
     """Of x [4096]: squares are taken of numbers scaled by a power of two to below 2."""
@@ -70,26 +63,11 @@ def _root_mean_square(x):
 
 
 @triton.jit
-def _mid_rise(x, bits: tl.constexpr):
-    step = _root_mean_square(x) * _max_step(bits)
+def _mid_rise(x, bits: tl.constexpr, sigmas: tl.constexpr):
+    step = _root_mean_square(x) * sigmas
     if bits == 8:
         step = tl.maximum(step, tl.max(tl.abs(x), 0) * (2.0 / 255))
     return step * (0.5 - 2 ** (bits - 1)), step
-
-
-@triton.jit
-def _statistical(x, bits: tl.constexpr):
-    mean = by_halves(x * (1.0 / 4096), 4096)
-    sigma = 2.0 * _root_mean_square(x * 0.5 - mean * 0.5)
-    step = sigma * (6.0 / 2**bits)
-    return mean - step * 2 ** (bits - 1), step
-
-
-@triton.jit
-def _linear(x, bits: tl.constexpr):
-    low, high = tl.min(x, 0) + 0.0, tl.max(x, 0) + 0.0  # -0 + 0 is +0
-    share: tl.constexpr = 1.0 / (2.0**bits - 1.0)
-    return low, high * share - low * share
 
 
 @triton.jit
@@ -117,7 +95,7 @@ def level_of(record, code):
 
 
 @triton.jit
-def encode(x, delta, decay, out, bits: tl.constexpr, place: tl.constexpr, means: tl.constexpr):
+def encode(x, delta, decay, out, bits: tl.constexpr, sigmas: tl.constexpr):
     """A table of levels or, for 8 bits, origin and step; then the codes."""
     row = tl.program_id(0).to(tl.int64)
     i = row * 4096 + tl.arange(0, 4096)
@@ -126,7 +104,7 @@ def encode(x, delta, decay, out, bits: tl.constexpr, place: tl.constexpr, means:
     head: tl.constexpr = 8 if bits == 8 else 2 * 2**bits
     record = out + row * (head + nbytes)
     number = load_row(x, delta, decay, i)
-    origin, step = place(number, bits)
+    origin, step = _mid_rise(number, bits, sigmas)
     origin, step = _within_reach(origin, step, bits)
     codes = _codes(number, origin, step, bits)
     plane = tl.arange(0, per_byte)[:, None]
@@ -141,11 +119,10 @@ def encode(x, delta, decay, out, bits: tl.constexpr, place: tl.constexpr, means:
         for code in range(2**bits):
             level = origin + step * code
             here = codes == code
-            if means:
-                count = tl.sum(here.to(tl.int32), 0).to(tl.float32)
-                mean = by_halves(tl.where(here, scaled, 0.0), 4096)
-                mean = tl.div_rn(mean, tl.maximum(count, 1.0)) * 8192.0
-                level = tl.where(count > 0, mean, level)
+            count = tl.sum(here.to(tl.int32), 0).to(tl.float32)
+            mean = by_halves(tl.where(here, scaled, 0.0), 4096)
+            mean = tl.div_rn(mean, tl.maximum(count, 1.0)) * 8192.0
+            level = tl.where(count > 0, mean, level)
             store_bytes(record + 2 * code, bf16_bits(level), 2)
         tl.store(record + head + tl.arange(0, nbytes), packed.to(tl.uint8))
         # Levels are read back from memory: kept, they would take a register for each number.
@@ -206,7 +183,3 @@ def encode_e3m0(x, delta, decay, out):
 def power_of(record, code):
     """The numbers of codes of E3M0."""
     return _power(code, load_bf16(record))
-
-
-PLACING: dict[type, Any] = {MidRise: _mid_rise, Statistical: _statistical, Linear: _linear}
-"""By grid: the function for the origin and the step of a row."""

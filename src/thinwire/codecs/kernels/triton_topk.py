@@ -141,7 +141,7 @@ def _low_bits(packed, rank, k: tl.constexpr, mask):
 def _load_places(record, wrong, k: tl.constexpr):
     """Return for each bit of the bitmap its place, its rank, and a mask of the bits that name one.
 
-    Defects of the record are marked in `wrong`: another number of places, places out of order.
+    A record with another number of places, or places out of order, is marked in `wrong`.
     """
     high_nbytes: tl.constexpr = k // 4
     bit = tl.arange(0, 2 * k)
@@ -156,8 +156,7 @@ def _load_places(record, wrong, k: tl.constexpr):
     descends = pair & (low <= _low_bits(record + high_nbytes, rank - 1, k, pair))
     wrong_number = tl.sum(is_set, 0) != k
     wrong_places = tl.sum((named & (descends | (place >= 4096))).to(tl.int32), 0) > 0
-    tl.store(wrong, 1, mask=wrong_number)
-    tl.store(wrong + 1, 1, mask=wrong_places)
+    tl.store(wrong, 1, mask=wrong_number | wrong_places)
     return place, rank, named & (place < 4096)
 
 
@@ -179,7 +178,7 @@ def _load_values(packed, rank, named, k: tl.constexpr, bits: tl.constexpr):
 
 @triton.jit
 def check(records, wrong, nbytes, k: tl.constexpr):
-    """Mark the defects of the records in `wrong`."""
+    """Mark in `wrong` that a record has no places."""
     row = tl.program_id(0).to(tl.int64)
     _load_places(records + row * nbytes, wrong, k)
 
