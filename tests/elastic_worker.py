@@ -117,7 +117,7 @@ def train(store: str, identity: str, options: dict) -> None:
 
 
 def halt_in(elastic: Any, moment: str, number: int, among: int, halt: Callable[[], None]) -> None:
-    """Halt in an exchange once it has "started", its shards have come ("owner"), or all payloads."""
+    """Halt in an exchange: "started", once shards came ("owner"), or all has "landed"."""
     run, exchanges, due = elastic.run, count(1), [moment]
 
     def faulty(posts, tag):

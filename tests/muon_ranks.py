@@ -229,7 +229,7 @@ def refusals() -> None:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     summed = nn.Parameter(DTensor.from_local(torch.ones(4, 4), mesh, [Partial()]))
     for rule in ("muon", "adamw"):
-        with pytest.raises(ConfigurationError, match="holds a summand of it"):
+        with pytest.raises(ConfigurationError, match="holds a summand of its values"):
             Muon([{"params": [summed], "rule": rule}])
     local = torch.ones(1 + 2 * dist.get_rank(), 4)
     ragged = DTensor.from_local(local, mesh, [Shard(0)], shape=(4, 4), stride=(4, 1))

@@ -186,7 +186,7 @@ class Book:
 
     def __init__(self, fragment) -> None:
         self.exchange, self.rounds = fragment.exchange, 0
-        self.moved = self.sent = torch.zeros(fragment.layout.numel)
+        self.moved = self.sent = torch.zeros(fragment.outer.flat_anchor().numel())
         encode = self.exchange.encode
 
         def spied(delta: LazyVector, tag: RoundTag):

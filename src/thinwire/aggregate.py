@@ -7,6 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from thinwire.blocks import (
     DenseVector,
     StreamedVector,
     VectorPart,
+    all_finite,
     block_numel,
     pieces_of,
     spans,
@@ -33,7 +35,7 @@ _SMALLEST_NORMAL = 2.0**-126
 _FAR = 1e36
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Payloads:
     """The payloads of all workers in one round, still encoded.
 
@@ -52,10 +54,6 @@ class Payloads:
     scales: Tensor | None = None
     sizes: Sequence[int] | None = None
     room: Tensor | None = None
-    # Several rules ask for norms, and each asks the codec to read every payload.
-    _norms: list[Tensor] = field(
-        init=False, repr=False, compare=False, default_factory=list[Tensor]
-    )
 
     @property
     def workers(self) -> int:
@@ -122,11 +120,8 @@ class Payloads:
 
     def is_finite(self, worker: int) -> bool:
         """True if all numbers of `worker` are finite."""
-        found = (
-            p.to_vector(p.coefficients(0)).isfinite().all()
-            for _, p in self._only([worker]).pieces(self.payloads[worker].device)
-        )
-        return all(map(bool, found))
+        pieces = self._only([worker]).pieces(self.payloads[worker].device)
+        return all(all_finite(p.to_vector(p.coefficients(0))) for _, p in pieces)
 
     def largest(self, *, but: int | None = None) -> float:
         """A bound on the magnitude of all numbers; inf or NaN if one is not finite.
@@ -141,14 +136,15 @@ class Payloads:
 
     def norms(self) -> Tensor:
         """||Delta_k|| of every worker, before a transform is inverted, fp64 [workers]."""
-        if not self._norms:
-            if self.scales is not None:
-                squares = self.segment_norms(self.payloads[0].device).square().sum(1)
-            else:
-                sent = self.payloads
-                squares = torch.stack([self.coder.squared_norm(p, self.round) for p in sent])
-            self._norms.append(squares.sqrt())
-        return self._norms[0]
+        return self._norms
+
+    @cached_property
+    def _norms(self) -> Tensor:
+        # Several rules ask for norms, and each asks the codec to read every payload.
+        if self.scales is not None:
+            return self.segment_norms(self.payloads[0].device).square().sum(1).sqrt()
+        sent = self.payloads
+        return torch.stack([self.coder.squared_norm(p, self.round) for p in sent]).sqrt()
 
     def segment_norms(self, device: torch.device) -> Tensor:
         """The norms of each worker's tensors, fp64 [workers, segments of the layout].
@@ -524,10 +520,8 @@ class ClipNorms(_Around):
         if not factors:
             return received
         tensors = len(received.coder.layout.segments)
-        scales = torch.ones(received.workers, tensors, device=received.payloads[0].device)
-        for worker, factor in factors.items():
-            scales[worker] = factor
-        return received.scaled(scales)
+        scales = [[factors.get(worker, 1.0)] * tensors for worker in range(received.workers)]
+        return received.scaled(torch.tensor(scales, device=received.payloads[0].device))
 
 
 def _rounded_down(factor: float) -> float:

@@ -73,9 +73,9 @@ class VectorPart:
         views = self._views(flat, origin)
         return views[0].reshape(-1) if len(views) == 1 else torch.cat(views)
 
-    def write(self, flat: Tensor, x: Tensor, origin: int = 0) -> None:
+    def write(self, flat: Tensor, x: Tensor) -> None:
         """Copy `x` [numel] to the part's places, unless it is the view that `read` returned."""
-        views = self._views(flat, origin)
+        views = self._views(flat, 0)
         if len(views) > 1:
             copy_all(views, x.split(self._sizes))
         elif views[0].data_ptr() != x.data_ptr():
@@ -133,6 +133,15 @@ def spans(start: int, stop: int, step: int) -> list[VectorPart]:
     return [VectorPart([(a, min(stop, a + step))]) for a in range(start, stop, step)]
 
 
+def all_finite(values: Tensor) -> bool:
+    """True if all of `values` are finite: a finite sum, which is fast, proves every term finite.
+
+    >>> all_finite(torch.tensor([3e38, 3e38])), all_finite(torch.tensor([1.0, float("nan")]))
+    (True, False)
+    """
+    return bool(values.sum().isfinite()) or bool(values.isfinite().all())
+
+
 class LazyVector:
     """A vector of fp32 that is computed when it is read.
 
@@ -140,7 +149,6 @@ class LazyVector:
         numel: of the vector.
         device: on which it is computed.
         compute: does what `read` does; a subclass may override `read` instead.
-        is_finite: does what `is_finite` does, if there is a faster way.
     """
 
     def __init__(
@@ -148,10 +156,8 @@ class LazyVector:
         numel: int,
         device: torch.device,
         compute: Callable[[VectorPart, Tensor | None], Tensor] | None = None,
-        is_finite: Callable[[], bool] | None = None,
     ) -> None:
-        self.numel, self.device = numel, device
-        self._compute, self._is_finite = compute, is_finite
+        self.numel, self.device, self._compute = numel, device, compute
 
     def read(self, part: VectorPart, out: Tensor | None = None) -> Tensor:
         """The numbers of `part`, fp32 [part.numel]; writable, and valid until the next `read`.
@@ -164,16 +170,9 @@ class LazyVector:
         return self._compute(part, out)
 
     def is_finite(self) -> bool:
-        """True if all numbers are finite; by default they are computed."""
-        if self._is_finite is not None:
-            return self._is_finite()
-        step = block_numel(self.device)
-        totals = [self.read(part).sum() for part in spans(0, self.numel, step)]
-        if not totals or bool(torch.isfinite(torch.stack(totals)).all()):
-            return True  # a finite sum proves every term finite
-        return all(
-            bool(torch.isfinite(self.read(part)).all()) for part in spans(0, self.numel, step)
-        )
+        """True if all numbers are finite."""
+        parts = spans(0, self.numel, block_numel(self.device))
+        return all(all_finite(self.read(part)) for part in parts)
 
     def piece(self, start: int, stop: int) -> LazyVector:
         """The places from `start` to before `stop`, as a vector."""

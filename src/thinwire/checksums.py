@@ -14,12 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from thinwire.blocks import VectorPart
 from thinwire.errors import NonFiniteError
 
 _COLUMNS = 1024
 _ROW_NBYTES = 8 * _COLUMNS
-_MOST_RUNS = 256  # of one part: to sum more takes longer than to read the vector again
 
 
 def column_sums(values: Tensor) -> Tensor:
@@ -67,39 +65,6 @@ def digest_of(sums: Tensor) -> bytes:
     return hashlib.sha256(sums.cpu().numpy().tobytes()).digest()[:8]
 
 
-class BlockSums:
-    """The column sums of a vector of fp32 that comes in parts.
-
-    >>> from thinwire.blocks import VectorPart
-    >>> whole, sums = torch.arange(5.0), BlockSums()
-    >>> for part in (VectorPart([(3, 5)]), VectorPart([(0, 3)])):
-    ...     sums.add(part, part.read(whole))
-    >>> sums.digest() == anchor_digest(whole), sums.numel
-    (True, 5)
-    """
-
-    def __init__(self) -> None:
-        self._sums: Tensor | None = None
-        self.numel = 0
-
-    def add(self, part: VectorPart, values: Tensor) -> None:
-        """Add the numbers of a part, fp32 [part.numel], that has not been added yet."""
-        runs = values.split([stop - start for start, stop in part.ranges])
-        if len(runs) > _MOST_RUNS:
-            return
-        for (start, stop), run in zip(part.ranges, runs, strict=True):
-            # A run that does not begin a row has zeros before it.
-            before = start * values.itemsize % _ROW_NBYTES // values.itemsize
-            found = column_sums(F.pad(run, (before, 0)) if before else run)
-            self._sums = found if self._sums is None else self._sums.add_(found)
-            self.numel += stop - start
-
-    def digest(self) -> bytes:
-        """The `anchor_digest` of the vector, once all of it was added."""
-        nothing = torch.zeros(_COLUMNS, dtype=torch.int64)
-        return digest_of(nothing if self._sums is None else self._sums)
-
-
 def checksum(body: Tensor) -> int:
     """The checksum of a message's body, four bytes.
 
@@ -114,11 +79,13 @@ def checksum(body: Tensor) -> int:
     return checksums([body])[0]
 
 
-def refuse_vector() -> NoReturn:
+def refuse_vector(
+    because: str = "it holds NaN or an infinity, which would reach every worker",
+) -> NoReturn:
     """Raise `NonFiniteError` for a vector that is not finite."""
     raise NonFiniteError(
         "encode a vector",
-        because="it holds NaN or an infinity, which would reach every worker",
+        because=because,
         do="resume from the last checkpoint with a lower inner learning rate",
     )
 

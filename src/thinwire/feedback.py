@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from thinwire.blocks import LazyVector, StreamedVector, VectorPart
+from thinwire.checksums import refuse_vector
 from thinwire.codecs import BoundCodec
-from thinwire.errors import CheckpointError, NonFiniteError, check_range
+from thinwire.errors import CheckpointError, check_range
 from thinwire.storage import StatePlacement, choose_storage
 
 
@@ -105,7 +106,7 @@ class _Residual(FeedbackState):
         self, out: Tensor, delta: LazyVector, codec: BoundCodec, round: int = 0
     ) -> Tensor:
         if out.is_cpu and not delta.is_finite():
-            raise _not_finite("the pseudo-gradient holds NaN or an infinity")
+            refuse_vector()
         residual = self._memory.fetch()
         totals = [torch.zeros((), device=out.device)]
         for piece in codec.pieces:
@@ -119,7 +120,7 @@ class _Residual(FeedbackState):
         total = torch.stack(totals).sum()
         if out.is_cpu and not bool(total.isfinite()):
             if not bool(torch.isfinite(residual).all()):
-                raise _not_finite("the sum leaves the range of fp32")
+                refuse_vector("its sum with the feedback leaves the range of fp32")
             total = totals[0]  # finite numbers, whose sum is not
         return total
 
@@ -161,14 +162,6 @@ def _proof(values: Tensor) -> Tensor:
     GPU would need a synchronisation.
     """
     return values.sum() if values.is_cpu or not len(values) else values.abs().amax()
-
-
-def _not_finite(because: str) -> NonFiniteError:
-    return NonFiniteError(
-        "add a pseudo-gradient to the feedback",
-        because=because,
-        do="resume from the last checkpoint with a lower inner learning rate",
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from thinwire.exchange import ExchangeContext, ExchangeState, RoundResult
 from thinwire.fragments import Fragment
 from thinwire.fragments.layers import parts_of
 from thinwire.fragments.layout import Layout, wire_order
-from thinwire.fragments.sharding import by_holders, check_placements, sharding_of
+from thinwire.fragments.sharding import by_holders, check_placement, sharding_of
 from thinwire.handshake import flatten_description
 from thinwire.live_weights import LiveWeights
 from thinwire.method import Method
@@ -59,7 +59,6 @@ class FragmentState:
 
     Args:
         fragment: which parameters.
-        layout: of their vector.
         outer: moves them.
         exchange: averages what they moved by.
         transport: to the other workers.
@@ -69,16 +68,14 @@ class FragmentState:
     def __init__(
         self,
         fragment: Fragment,
-        layout: Layout,
         outer: OuterState,
         exchange: ExchangeState,
         transport: Transport,
         *,
         saved_rounds: int,
     ) -> None:
-        self.fragment, self.layout = fragment, layout
+        self.fragment, self._transport = fragment, transport
         self.outer, self.exchange = outer, exchange
-        self._transport = transport
         self.pending: deque[PendingRound] = deque()
         self.rounds_sent = 0
         # What was sent up to `applied_at_step` is in outer steps: cancelling goes back there.
@@ -339,7 +336,8 @@ class FragmentBuilder:
         *,
         is_fixed: bool,
     ) -> None:
-        check_placements(live.parameters)
+        for name, parameter in live.parameters.items():
+            check_placement(parameter, f"exchange parameter {name!r}")
         self.method, self.live, self._is_fixed = method, live, is_fixed
         self._transport, self.storage = transport, storage
         self._shapes = live.shapes()
@@ -353,7 +351,6 @@ class FragmentBuilder:
         return [
             FragmentState(
                 fragment,
-                self.layout(fragment),
                 self.outer_state(fragment, workers),
                 self.exchange_state(fragment, workers, rank),
                 self._transport,
@@ -377,10 +374,10 @@ class FragmentBuilder:
         """A fresh exchange of `fragment` for any number of workers."""
         return self.method.exchange.bind(self.context(fragment, workers, rank))
 
-    def describe(self, layouts: Sequence[Layout]) -> dict[str, str]:
+    def describe(self, fragments: Iterable[Fragment]) -> dict[str, str]:
         """All that must be equal on all workers, and in a checkpoint, as one text per field."""
         parameters = self.live.parameters
-        segments = [layout.segments for layout in layouts]
+        segments = [self.layout(fragment).segments for fragment in fragments]
         shardings = {name: sharding_of(p) for name, p in parameters.items()}
         return flatten_description(
             {

@@ -73,15 +73,12 @@ def flatten_description(value: Any, path: str = "") -> dict[str, str]:
     >>> flatten_description({"outer": {"lr": 0.7}})
     {'outer.lr': '0.7'}
     """
-    if isinstance(value, Mapping):
-        items = [(str(key), item) for key, item in value.items()]
-    elif isinstance(value, list):
-        items = [(str(index), item) for index, item in enumerate(value)]
-    else:
+    if not isinstance(value, Mapping | list):
         return {path: str(value)}
+    items = value.items() if isinstance(value, Mapping) else enumerate(value)
     leaves: dict[str, str] = {}
     for key, item in items:
-        leaves |= flatten_description(item, f"{path}.{key}" if path else key)
+        leaves |= flatten_description(item, f"{path}.{key}" if path else str(key))
     return leaves
 
 

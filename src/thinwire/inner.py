@@ -7,8 +7,8 @@ torch optimizer for one model from it. Anything with that one method is an inner
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -41,9 +41,7 @@ class _Checked(InnerOptimizer):
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        described: Any = self
-        values = {field.name: getattr(self, field.name) for field in fields(described)}
-        check_hyperparameters(values)
+        check_hyperparameters(asdict(cast("Any", self)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

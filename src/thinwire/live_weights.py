@@ -8,7 +8,7 @@ shard this rank holds: elementwise outer optimizers do not need the rest.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any, cast
@@ -16,13 +16,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakIdKeyDictionary
 
 from thinwire.blocks import LazyVector, VectorPart, copy_all, pieces_of
 from thinwire.errors import ConfigurationError, NonFiniteError, check
 
-# Which worker measures the pseudo-gradients of a parameter: of two, each sees the other's.
-_OWNERS: MutableMapping[Tensor, weakref.ref[LiveWeights]] = WeakIdKeyDictionary()
+# Which worker measures the pseudo-gradients of a parameter, by the parameter's id: of two, each
+# sees the other's. A worker that is there keeps its parameters, so no other one gets their ids.
+_OWNERS = weakref.WeakValueDictionary[int, "LiveWeights"]()
 
 
 def local_shard(tensor: Tensor) -> Tensor:
@@ -115,10 +115,7 @@ class LiveWeights:
 
     def read(self, names: Sequence[str]) -> Tensor:
         """The local weights of `names`, as a new fp32 vector."""
-        tensors = (local_shard(self.parameters[name]) for name in names)
-        parts = [t.reshape(-1).to(self.device, torch.float32) for t in tensors]
-        # cat of a single part may share its memory, which the next inner step overwrites.
-        return torch.cat(parts) if len(parts) > 1 else parts[0].clone()
+        return LiveVector(self, names).open().whole()
 
     def unflatten(self, names: Sequence[str], flat: Tensor) -> dict[str, Tensor]:
         """Views into `flat`, one for each name, in the parameters' (local) shapes."""
@@ -137,22 +134,19 @@ class LiveWeights:
             ConfigurationError: another worker has one of them.
         """
         for name, parameter in self.parameters.items():
-            owner = _OWNERS.get(parameter)
-            if owner is not None and owner() not in (None, self):
-                raise ConfigurationError(
-                    f"train parameter {name!r} in two outer loops at once",
-                    because="each would send the outer steps of the other once more",
-                    do="close() the other outer loop first, or give each its own part of the model",
-                )
-        for parameter in self.parameters.values():
-            _OWNERS[parameter] = weakref.ref(self)
+            check(
+                _OWNERS.get(id(parameter), self) is self,
+                f"train parameter {name!r} in two outer loops at once",
+                because="each would send the outer steps of the other once more",
+                do="close() the other outer loop first, or give each its own part of the model",
+            )
+        _OWNERS.update({id(parameter): self for parameter in self.parameters.values()})
 
     def close(self) -> None:
         """Undo what was done: optimizers are stepped by themselves, parameters are free again."""
         for parameter in self.parameters.values():
-            owner = _OWNERS.get(parameter)
-            if owner is not None and owner() is self:
-                del _OWNERS[parameter]
+            if _OWNERS.get(id(parameter)) is self:
+                del _OWNERS[id(parameter)]
         for each in tuple(self.to_release):
             each.release()
         self.to_release.clear()
@@ -310,15 +304,6 @@ class OpenWeights(LazyVector):
             mine.copy_(view)
         return out
 
-    def subtract_from(self, part: VectorPart, anchor: Tensor, out: Tensor | None) -> Tensor:
-        """anchor - local of `part`, for an `anchor` of fp32 [part.numel]; `out` as in `read`."""
-        if self._is_plain and len(self._vector.pieces(part)) == 1:
-            (view,) = self._views(part)
-            out = self._vector.scratch(part.numel) if out is None else out
-            return torch.sub(anchor, view, out=out)
-        local = self.read(part, out)
-        return torch.sub(anchor, local, out=local)
-
     def as_written(self, part: VectorPart, values: Tensor) -> Tensor:
         """`values` [part.numel] as `read` would return them once written: rounded to the dtypes."""
         if self._is_plain:
@@ -332,10 +317,6 @@ class OpenWeights(LazyVector):
         if alpha:
             values = torch.lerp(values, self.read(part), alpha)
         pieces = self._vector.pieces(part)
-        if len(pieces) == 1:
-            ((index, piece),) = pieces
-            piece.write(self._flat[index], values)
-            return
         parts = values.split([piece.numel for _, piece in pieces])
         if all(len(piece.ranges) == 1 for _, piece in pieces):
             copy_all(self._views(part), parts)
@@ -349,13 +330,6 @@ class OpenWeights(LazyVector):
             if flat.data_ptr() != shard.data_ptr():
                 shard.copy_(flat.view(shard.shape))
         self._vector.live.forget_gathered_weights()
-
-    def is_finite(self) -> bool:
-        """True if all of them are finite."""
-        totals = [flat.sum(dtype=torch.float32).to(self.device) for flat in self._flat]
-        if bool(torch.isfinite(torch.stack(totals)).all()):
-            return True  # a finite sum proves every term finite
-        return all(bool(torch.isfinite(flat.to(torch.float32)).all()) for flat in self._flat)
 
     def _views(self, part: VectorPart) -> list[Tensor]:
         return [piece.read(self._flat[index]) for index, piece in self._vector.pieces(part)]

@@ -21,7 +21,7 @@ from thinwire.handshake import check_same_run
 from thinwire.membership import Answer, Progress, Replay, RoundRecord, Snapshot
 from thinwire.method import migrate_names
 from thinwire.outer import OuterState
-from thinwire.rejection import Consequence, kinds_of
+from thinwire.rejection import Consequence
 from thinwire.storage import StatePlacement
 from thinwire.transport import RoundTag, Transport
 from thinwire.transport.base import Round
@@ -48,7 +48,7 @@ class LoopState:
         self._builder, self._transport = builder, Metered(transport)
         self._has_own_anchors = builder.method.outer.has_own_anchors
         self.fragments = builder.fragments()
-        self.description = builder.describe([each.layout for each in self.fragments])
+        self.description = builder.describe([each.fragment for each in self.fragments])
         self.step = self.version = self.dealt = 0
         self.ended_at_step = -1
         self.name = ""
@@ -349,7 +349,6 @@ def record_of(
         "workers": len(names),
         "left_out": sorted(result.left_out),
         "clipped": dict(result.clipped),
-        "kinds": kinds_of(result.left_out, result.clipped),
         # Work that was rejected for good is over, too: its sender must not try again.
         "counted": [
             name

@@ -49,9 +49,6 @@ class Progress:
         digest: of the shared state, hexadecimal; equal versions have equal digests.
         dealt: data shares handed out so far.
         over: whether all steps are taken, and nothing is left to be exchanged.
-
-    >>> Progress(version=1, step=10, digest="ab").describe()["step"]
-    10
     """
 
     version: int
@@ -59,10 +56,6 @@ class Progress:
     digest: str
     dealt: int = 0
     over: bool = False
-
-    def describe(self) -> dict[str, Any]:
-        """Return the fields as JSON-able data."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

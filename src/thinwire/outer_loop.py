@@ -1,13 +1,12 @@
 """The loop of every method: it sends what is due, and applies what has arrived."""
 
-import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -61,38 +60,12 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 _LOG = logging.getLogger(__name__)
 
 
-def _call(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    return function(*args, **kwargs)
-
-
-_untraced: Callable[..., Any] = _call
-
-
-def _prepare_no_compile() -> None:
-    """Make ready what `_no_compile` needs: a second's import, as for any optimizer."""
-    global _untraced
-    if _untraced is _call:
-        _untraced = torch.compiler.disable(_call)
-
-
-def _no_compile(function: Callable[P, R]) -> Callable[P, R]:
-    """`function`, run as it is written also where its caller is compiled.
-
-    What torch.compile traces may round otherwise: the bits of a round, and of what is sent, would
-    depend on whether and where a worker compiles. Holds from `_prepare_no_compile()` on.
-    """
-
-    @functools.wraps(function)
-    def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        return _untraced(function, *args, **kwargs)
-
-    return run
+# What torch.compile traces may round otherwise: the bits of a round, and of what is sent, would
+# depend on whether and where a worker compiles. torch.compiler.disable takes a second at import.
+_no_compile = torch._disable_dynamo  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,8 +126,6 @@ class OuterLoop:
             THINWIRE_AT, and without one the ranks of the default process group, or this process
             alone.
         transport: a connection in place of an address.
-        membership: decides who takes part in which round; default the transport if it does
-            (`Elastic`), else the same workers to the end.
         outer_device: of anchors, outer optimizer and feedback between rounds: None is the model's
             device, "cpu" the host's memory. Workers may differ in it.
         resume: a `state_dict()`, if the model has the weights of the same checkpoint already. In
@@ -190,14 +161,12 @@ class OuterLoop:
         *,
         connect: str | None = None,
         transport: Transport | None = None,
-        membership: Membership | None = None,
         outer_device: torch.device | str | None = None,
         resume: Mapping[str, Any] | None = None,
         ddp_group: "ProcessGroup | DeviceMesh | None" = None,
     ) -> None:
         optimizers = optimizer if isinstance(optimizer, Sequence) else [optimizer]
         method.outer.check_rounds()
-        _prepare_no_compile()
         self.method = method
         self._live = LiveWeights(model, optimizers)
         check(
@@ -207,9 +176,8 @@ class OuterLoop:
             do="leave one of them out",
         )
         transport = connect_to(connect) if transport is None else transport
-        if membership is None:
-            # An elastic transport decides who takes part.
-            membership = transport if isinstance(transport, Membership) else Membership()
+        # An elastic transport decides who takes part.
+        membership = transport if isinstance(transport, Membership) else Membership()
         self._membership = membership
         self.transport, self.is_elastic = transport, not membership.is_fixed
         self._meter = Metered(transport)
@@ -227,7 +195,6 @@ class OuterLoop:
         )
         self._state = LoopState(builder, transport)
         self._plan: RoundPlan | None = None
-        self._rounds_at_once = method.overlap.at_once
         self._delay_steps = method.overlap.steps(sync_every=method.sync_every)
         self._peak_sent_bytes = 0
         self._contributions = ContributionLog(self._membership.member)
@@ -338,7 +305,7 @@ class OuterLoop:
         fragments = [f for f in self._state.fragments if f.sent_at_step < self._state.step]
         # A pseudo-gradient is measured from the anchor after its last update, so what would be one
         # round too many is applied first.
-        full = [f for f in fragments if len(f.pending) >= self._rounds_at_once]
+        full = [f for f in fragments if len(f.pending) >= self.method.overlap.at_once]
         self._apply_all([(fragment, pending) for fragment in full for pending in fragment.pending])
         self._send_all(fragments)
         # The worker no longer trains, so the last exchanges need not travel at once.
@@ -357,7 +324,7 @@ class OuterLoop:
 
     def _send(self, fragment: FragmentState) -> None:
         step = self._state.step
-        if len(fragment.pending) >= self._rounds_at_once:
+        if len(fragment.pending) >= self.method.overlap.at_once:
             raise ConfigurationError(
                 f"send {fragment.fragment.name} again at inner step {step}",
                 because="its last exchange was begun and not finished",

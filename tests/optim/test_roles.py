@@ -9,7 +9,7 @@ from torch import nn
 from language_models import gpt2, gpt_oss, llama, mixtral, qwen3
 from thinwire.errors import ConfigurationError
 from thinwire.optim import Role, parameter_roles
-from thinwire.optim.roles import parameter_layouts
+from thinwire.optim.roles import LAYOUTS, parameter_layouts
 
 
 def of_role(model: nn.Module, role: Role) -> set[str]:
@@ -38,21 +38,21 @@ class TestTransformers:
     def test_layouts(self):
         model = gpt2()
         layouts = parameter_layouts(model)
-        assert {layouts[n].id for n in of_role(model, Role.MATRIX)} == {"in_out"}
+        assert {layouts[n] for n in of_role(model, Role.MATRIX)} == {"in_out"}
         name = "transformer.h.0.attn.c_attn.weight"
-        assert layouts[name].unfold(model.get_parameter(name)).shape == (24, 8)
+        assert LAYOUTS[layouts[name]].unfold(model.get_parameter(name)).shape == (24, 8)
         stacks = [(n, p) for n, p in mixtral().named_parameters() if p.ndim == 3]
         assert len(stacks) == 10
-        assert {parameter_layouts(mixtral())[n].id for n, _ in stacks} == {"out_in"}
+        assert {parameter_layouts(mixtral())[n] for n, _ in stacks} == {"out_in"}
 
     def test_experts_stored_in_out_have_biases_that_are_vectors(self):
         model = gpt_oss()
         layouts, roles = parameter_layouts(model), parameter_roles(model)
         of_layer = "model.layers.0.{}".format
         name = of_layer("mlp.experts.gate_up_proj")
-        assert layouts[name].id == "in_out"
-        assert layouts[of_layer("self_attn.q_proj.weight")].id == "out_in"
-        assert layouts[name].unfold(model.get_parameter(name)).shape == (3, 24, 8)
+        assert layouts[name] == "in_out"
+        assert layouts[of_layer("self_attn.q_proj.weight")] == "out_in"
+        assert LAYOUTS[layouts[name]].unfold(model.get_parameter(name)).shape == (3, 24, 8)
         assert roles[of_layer("mlp.experts.down_proj_bias")] is Role.VECTOR
         assert roles[of_layer("mlp.experts.down_proj")] is Role.MATRIX
         assert roles[of_layer("mlp.router.weight")] is Role.MATRIX
@@ -115,8 +115,8 @@ class TestLayouts:
         ],
     )
     def test_unfolds_to_fan_out_by_fan_in_and_back(self, module, layout, fans):
-        found = parameter_layouts(module)["weight"]
-        assert found.id == layout
+        assert parameter_layouts(module)["weight"] == layout
+        found = LAYOUTS[layout]
         unfolded = found.unfold(module.weight)
         assert unfolded.shape == fans
         assert torch.equal(found.fold(unfolded, module.weight.shape), module.weight)
@@ -124,7 +124,7 @@ class TestLayouts:
     def test_attributes_of_the_same_name_need_the_same_shape(self):
         module = nn.Linear(5, 3)
         module.nx, module.nf = 5, 3
-        assert parameter_layouts(module)["weight"].id == "out_in"
+        assert parameter_layouts(module)["weight"] == "out_in"
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ class ModelVector:
 
     def describe(self) -> dict[str, str]:
         """All that server and workers must have in common, as one text per field."""
-        described = self._builder.describe([self._layout])
+        described = self._builder.describe([self._fragment])
         return {**self._facts, **described, "thinwire version": __version__}
 
     def outer_state(self, workers: int) -> OuterState:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -101,7 +101,7 @@ def bucket_page(status: BucketStatus, what: str) -> StatusPage:
         workers.append(
             {
                 "identity": identity,
-                "position": None if position is None else position.describe(),
+                "position": None if position is None else asdict(position),
                 "metrics": WorkerMetrics.read(reported)[0].describe(),
                 "age_s": None if age_s is None else max(0.0, age_s),  # clocks may differ
                 "state": _worker_state(name, call, roll, is_awaited=is_awaited),
@@ -111,7 +111,7 @@ def bucket_page(status: BucketStatus, what: str) -> StatusPage:
         headlines=_bucket_headlines(status, what, len(workers)),
         record={
             "age_s": status.roll_age_s,
-            "run": None if roll is None else roll.position.describe() | {"over": roll.is_over},
+            "run": None if roll is None else asdict(roll.position) | {"over": roll.is_over},
             "roll": None if roll is None else roll.number,
             "snapshot": None if roll is None or roll.state.version < 0 else roll.state.version,
             "workers": workers,

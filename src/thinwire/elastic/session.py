@@ -49,7 +49,7 @@ _SETTLE_S = 2.0  # in which no other worker comes before the first roll
 _LEAST_TURN_S = 1.0
 _SILENCE_S = 0.5  # a request that takes longer was perhaps made again
 _AT_ONCE: Final = 16
-_OWN_FACTS: Final = ("counted", "kinds", "clipped", "flaws")  # no replay needs them
+_OWN_FACTS: Final = ("counted", "clipped", "flaws")  # no replay needs them
 _REMEMBERED: Final = 5  # recent meetings; the next is not expected to end before the shortest
 
 
@@ -534,12 +534,11 @@ class Session:
             ),
         )
         facts = logged[0].facts[0]
-        for rank, kind in facts["kinds"].items():
-            if rank in facts["flaws"]:
-                self._note("left out", [self.names[rank]], why=facts["flaws"][rank])
-            elif rank in facts["clipped"]:
-                why = f"{kind}: scaled to {facts['clipped'][rank]:.2g} of its length"
-                self._note("clipped", [self.names[rank]], why=why)
+        for rank, why in facts["flaws"].items():
+            self._note("left out", [self.names[rank]], why=why)
+        for rank, factor in facts["clipped"].items():
+            why = f"clipped: scaled to {factor:.2g} of its length"
+            self._note("clipped", [self.names[rank]], why=why)
         self._note("committed")
         self._passed[here.version] = here.digest
 

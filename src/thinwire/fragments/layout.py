@@ -137,9 +137,8 @@ def _places(segments: Iterable[Segment]) -> list[int]:
 
 def _nearest(places: Sequence[int], wanted: int) -> int:
     """The one of `places` (ascending) that is nearest to `wanted`; of two, the lower."""
-    above = min(bisect_left(places, wanted), len(places) - 1)
-    below = max(above - 1, 0)
-    return min(places[below], places[above], key=lambda place: abs(place - wanted))
+    above = bisect_left(places, wanted)
+    return min(places[max(above - 1, 0) : above + 1], key=lambda place: abs(place - wanted))
 
 
 def wire_order(shapes: Mapping[str, Sequence[int]]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from thinwire.errors import ConfigurationError
+from thinwire.errors import check
 
 
 def sharding_of(tensor: Tensor) -> str:
@@ -45,15 +45,14 @@ def by_holders(names: Iterable[str], parameters: Mapping[str, Tensor]) -> list[l
     return list(groups.values())
 
 
-def check_placements(parameters: Mapping[str, Tensor]) -> None:
-    """Raise `ConfigurationError` naming the first parameter that is an unreduced sum."""
-    for name, tensor in parameters.items():
-        if any(p.is_partial() for p in getattr(tensor, "placements", ())):
-            raise ConfigurationError(
-                f"exchange parameter {name!r}",
-                because="its placement is Partial: each rank holds a summand of its values",
-                do="redistribute it to Shard or Replicate before building the outer loop",
-            )
+def check_placement(tensor: Tensor, cannot: str) -> None:
+    """Raise `ConfigurationError` that one `cannot` do something with an unreduced sum."""
+    check(
+        not any(p.is_partial() for p in getattr(tensor, "placements", ())),
+        cannot,
+        because="its placement is Partial: each rank holds a summand of its values",
+        do="redistribute it to Shard or Replicate first",
+    )
 
 
 def sharded_like(parameter: Tensor, local: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ into ordinary parameter groups, which say by which rule each tensor is stepped.
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -48,14 +48,6 @@ _SHARE, _LEAST_ELEMENTS = 16, 2**18
 
 
 _ITERATION = NewtonSchulz()
-
-
-def _plain(iteration: NewtonSchulz) -> dict[str, Any]:
-    # A group holds numbers only, so that a checkpoint needs no class to be read.
-    return {
-        "coefficients": iteration.coefficients,
-        "preconditioned": iteration.preconditioned,
-    }
 
 
 def muon_groups(
@@ -96,10 +88,11 @@ def muon_groups(
     named, roles = dict(model.named_parameters()), parameter_roles(model, overrides)
     layouts = parameter_layouts(model)
     matrices = [name for name, role in roles.items() if role is Role.MATRIX]
-    by_layout = {key: [n for n in matrices if layouts[n].id == key] for key in LAYOUTS}
+    by_layout = {key: [n for n in matrices if layouts[n] == key] for key in LAYOUTS}
     vectors = [name for name, role in roles.items() if role is Role.VECTOR]
     tables = [name for name, role in roles.items() if role in (Role.EMBEDDING, Role.HEAD)]
-    muon = {"rule": "muon", "lr": lr, "weight_decay": weight_decay, **_plain(iteration)}
+    # A group holds numbers only, so that a checkpoint needs no class to be read.
+    muon = {"rule": "muon", "lr": lr, "weight_decay": weight_decay, **asdict(iteration)}
     rest = {"rule": "adamw", "lr": lr if adamw_lr is None else adamw_lr}
     members = [(names, muon | {"layout": key}) for key, names in by_layout.items()]
     members += [(tables, rest | {"weight_decay": weight_decay})]
@@ -130,7 +123,8 @@ class Muon(torch.optim.Optimizer):
 
     Args:
         params: groups with a "rule", "muon" or "adamw", as `muon_groups` makes them. A group may
-            override every argument below, and have a "layout", one of `thinwire.optim.LAYOUTS`.
+            override every argument below, and have a "layout": "out_in" (as nn.Linear), "in_out",
+            "kernel" or "transposed_kernel".
         lr: learning rate, per step.
         momentum: of "muon", in [0, 1).
         nesterov: whether "muon" looks ahead by one momentum step.
@@ -179,7 +173,7 @@ class Muon(torch.optim.Optimizer):
             "betas": betas,
             "eps": eps,
             "layout": "out_in",
-            **_plain(_ITERATION),
+            **asdict(_ITERATION),
         }
         super().__init__(params, defaults)
 
@@ -195,7 +189,7 @@ class Muon(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:
-            for key, value in _plain(_ITERATION).items():
+            for key, value in asdict(_ITERATION).items():
                 group.setdefault(key, value)  # a checkpoint of an earlier version has no choice
             check_group(group, _RULES)
 
@@ -231,6 +225,8 @@ class _Piece:
 
 _Group = Mapping[str, Any]
 _State = Mapping[Tensor, dict[str, Any]]
+# Of each parameter, as this rank holds it: weight, gradient, momentum, and how they are cut.
+_Held = Iterable[tuple[Tensor, Tensor, Tensor, tuple[Cut, ...]]]
 
 
 def _step_adamw(params: list[Tensor], group: _Group, state: _State) -> None:
@@ -271,7 +267,8 @@ def _step_muon(params: list[Tensor], group: _Group, state: _State) -> None:
     # Of whole parameters, so that all ranks of a mesh find the same.
     most = max(_LEAST_ELEMENTS, sum(p.numel() for p in params) // _SHARE)
     most = min(most, BATCH_ELEMENTS)
-    for batch in _batches(_pieces(weights, gradients, momenta, cuts, layout, most), most):
+    held = zip(weights, gradients, momenta, cuts, strict=True)
+    for batch in _batches(_pieces(held, layout, most), most):
         _move(batch, layout, group)
 
 
@@ -295,15 +292,8 @@ def _orthogonalised(tensors: Sequence[Tensor], layout: MatrixLayout, group: _Gro
     return [layout.fold(matrix, tensors[0].shape) for matrix in found.unbind()]
 
 
-def _pieces(
-    weights: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    momenta: Sequence[Tensor],
-    cuts: Sequence[tuple[Cut, ...]],
-    layout: MatrixLayout,
-    most: int,
-) -> Iterator[_Piece]:
-    for *same, mine in zip(weights, gradients, momenta, cuts, strict=True):
+def _pieces(held: _Held, layout: MatrixLayout, most: int) -> Iterator[_Piece]:
+    for *same, mine in held:
         size = 1 if mine else most
         for w, g, m in zip(*(_split(tensor, layout, size) for tensor in same), strict=True):
             shape = whole_shape(w.shape, mine)

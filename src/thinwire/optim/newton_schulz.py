@@ -118,11 +118,9 @@ def orthogonalise(
 def _normalised(matrices: Tensor, dtype: torch.dtype, eps: float) -> Tensor:
     precise = torch.promote_types(matrices.dtype, torch.float32)
     norms = torch.linalg.vector_norm(matrices, dim=(-2, -1), keepdim=True, dtype=precise)
-    if torch.promote_types(matrices.dtype, dtype) == precise:
-        # Divided in fp32 and rounded as it is written: no quotient takes memory in fp32.
-        out = matrices.new_empty(matrices.shape, dtype=dtype)
-        return torch.div(matrices, norms.clamp(min=eps), out=out)
-    return (matrices / norms.clamp(min=eps)).to(dtype)
+    # Divided in fp32 and rounded as it is written: no quotient takes memory in fp32.
+    out = matrices.new_empty(matrices.shape, dtype=dtype)
+    return torch.div(matrices, norms.clamp(min=eps), out=out)
 
 
 def _iterate(x: Tensor, coefficients: Sequence[Sequence[float]], *, preconditioned: bool) -> Tensor:

@@ -32,7 +32,7 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MatrixLayout:
-    """How a parameter stores its matrices, by an id that a checkpoint can hold.
+    """How a parameter stores its matrices; `LAYOUTS` has each by an id that a checkpoint can hold.
 
     * `out_in`: [..., out, in], as nn.Linear and Mixtral's experts; earlier ones count matrices.
     * `in_out`: [..., in, out], as the Conv1D of GPT-2 and the experts of GPT-OSS.
@@ -40,7 +40,6 @@ class MatrixLayout:
     * `transposed_kernel`: [in, out, k...], a transposed convolution; one matrix [out, in * k...].
 
     Args:
-        id: of the layout.
         stacked: dimensions before the last two count separate matrices; otherwise those after the
             first two belong to a kernel.
         transposed: the dimension of the inputs comes before that of the outputs.
@@ -49,7 +48,6 @@ class MatrixLayout:
     torch.Size([5, 3])
     """
 
-    id: str
     stacked: bool
     transposed: bool
 
@@ -69,13 +67,10 @@ class MatrixLayout:
 
 
 LAYOUTS: dict[str, MatrixLayout] = {
-    id: MatrixLayout(id=id, stacked=stacked, transposed=transposed)
-    for id, stacked, transposed in (
-        ("out_in", True, False),
-        ("in_out", True, True),
-        ("kernel", False, False),
-        ("transposed_kernel", False, True),
-    )
+    "out_in": MatrixLayout(stacked=True, transposed=False),
+    "in_out": MatrixLayout(stacked=True, transposed=True),
+    "kernel": MatrixLayout(stacked=False, transposed=False),
+    "transposed_kernel": MatrixLayout(stacked=False, transposed=True),
 }
 """Every layout by its id."""
 
@@ -134,7 +129,7 @@ def parameter_roles(
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 
-def parameter_layouts(model: nn.Module) -> dict[str, MatrixLayout]:
+def parameter_layouts(model: nn.Module) -> dict[str, str]:
     """Say how each parameter of two or more dimensions stores its matrices.
 
     Convolutions are known by their class. Storage as (in, out) is known by attributes of a
@@ -144,14 +139,14 @@ def parameter_layouts(model: nn.Module) -> dict[str, MatrixLayout]:
         model: any module; tied parameters count once, with the layout of their first owner.
 
     Returns:
-        A layout for every name in `model.named_parameters()` with two or more dimensions.
+        The id of a layout for every name in `model.named_parameters()` with two or more dimensions.
 
-    >>> {name: layout.id for name, layout in parameter_layouts(nn.Conv1d(2, 3, 5)).items()}
+    >>> parameter_layouts(nn.Conv1d(2, 3, 5))
     {'weight': 'kernel'}
 
     Source: ours.
     """
-    layouts: dict[nn.Parameter, MatrixLayout] = {}
+    layouts: dict[nn.Parameter, str] = {}
     for module, parameter in _owned(model):
         layouts.setdefault(parameter, _layout(module, parameter))
     return {name: layouts[p] for name, p in model.named_parameters() if p.ndim >= 2}
@@ -185,9 +180,9 @@ def _heads(model: nn.Module, embeddings: Sequence[nn.Parameter]) -> list[nn.Para
     return [parameter for parameter in last if parameter.shape in shapes]
 
 
-def _layout(module: nn.Module, parameter: nn.Parameter) -> MatrixLayout:
+def _layout(module: nn.Module, parameter: nn.Parameter) -> str:
     if isinstance(module, nn.modules.conv._ConvNd):  # pyright: ignore[reportPrivateUsage]
-        return LAYOUTS["transposed_kernel" if module.transposed else "kernel"]
+        return "transposed_kernel" if module.transposed else "kernel"
     fans = (getattr(module, "nx", None), getattr(module, "nf", None))
     is_in_out = getattr(module, "is_transposed", None) is True or fans == tuple(parameter.shape)
-    return LAYOUTS["in_out" if is_in_out else "out_in"]
+    return "in_out" if is_in_out else "out_in"

@@ -31,6 +31,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.errors import ConfigurationError
+from thinwire.fragments.sharding import check_placement
 from thinwire.live_weights import local_shard
 
 Solve = Callable[[Sequence[Tensor]], Sequence[Tensor]]
@@ -213,15 +214,7 @@ def check_same_gradients(parameters: Iterable[Tensor]) -> None:
 
 def check_sharding(parameter: Tensor) -> None:
     """Raise `ConfigurationError` unless this rank holds a known part of a DTensor's values."""
-    if not hasattr(parameter, "to_local"):
-        return
-    for placement in cast("Any", parameter).placements:
-        if not (placement.is_replicate() or hasattr(placement, "dim")):
-            raise ConfigurationError(
-                f"step a parameter of shape {tuple(parameter.shape)} placed as {placement}",
-                because="every rank holds a summand of it, and no rank its weights",
-                do="redistribute it to Shard or Replicate first",
-            )
+    check_placement(parameter, f"step a parameter of shape {tuple(parameter.shape)}")
     expected = list(parameter.shape)
     for cut in _all_cuts(parameter):
         expected[cut.dim] = cut.size_here()

@@ -17,7 +17,7 @@ from thinwire.blocks import (
     block_numel,
     spans,
 )
-from thinwire.checksums import BlockSums
+from thinwire.checksums import column_sums, digest_of
 from thinwire.errors import ConfigurationError, check
 from thinwire.following import is_nested_step
 from thinwire.live_weights import LiveVector, LiveWeights, local_shard
@@ -26,10 +26,9 @@ from thinwire.outer.overlap import Delay, FragmentContext, OuterState, Overlap
 
 _Settings = list[dict[str, Any]]
 
-# The state that takes an optimizer's gradients: two would each find half of them.
-_OWNERS: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[_GradientState]] = (
-    weakref.WeakKeyDictionary()
-)
+# The state that takes an optimizer's gradients, by the optimizer's id: two would each find half of
+# them. A state that is there keeps its optimizers, so no other one gets their ids.
+_OWNERS = weakref.WeakValueDictionary[int, "_GradientState"]()
 
 
 class _GradientState(OuterState):
@@ -48,7 +47,13 @@ class _GradientState(OuterState):
         self._sent: list[Tensor] = []
         self._stepping = False
         for optimizer in live.optimizers:
-            _claim(optimizer, self)
+            check(
+                id(optimizer) not in _OWNERS,
+                "average the gradients of this optimizer",
+                because="another outer loop does so already",
+                do="call close() of that loop first, or build a new optimizer",
+            )
+            _OWNERS[id(optimizer)] = self
         # Weak, so that a loop that is dropped lets go of its optimizers.
         capture = weakref.WeakMethod(self._capture)
 
@@ -145,10 +150,12 @@ class _GradientState(OuterState):
         return self.live.read(self._names)
 
     def digest(self) -> bytes:
-        weights, sums = self._vector.open(), BlockSums()
+        weights = self._vector.open()
+        sums = column_sums(torch.empty(0, device=weights.device))
+        # Block by block, without a copy of the weights: a block is a number of whole rows.
         for part in spans(0, weights.numel, block_numel(weights.device)):
-            sums.add(part, weights.read(part))
-        return sums.digest()
+            sums += column_sums(weights.read(part))
+        return digest_of(sums)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {}
@@ -161,7 +168,7 @@ class _GradientState(OuterState):
         for hook in self._hooks:
             hook.remove()
         for optimizer in self.live.optimizers:
-            _OWNERS.pop(optimizer, None)
+            _OWNERS.pop(id(optimizer), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,6 +220,14 @@ class GradientAveraging(OuterOptimizer):
                 because="the worker's own optimizer takes the step",
                 do="pass the optimizer to OuterLoop",
             )
+        check(
+            len(context.names) == len(context.live.parameters),
+            "average gradients fragment by fragment",
+            because="the optimizer steps all parameters at once, and there are several fragments: "
+            "the method asks for them, or some parameters are sharded over the ranks of a worker "
+            "and others are not",
+            do="leave fragments out, or take an outer optimizer such as tw.outer.SGD",
+        )
         return _GradientState(context.live, context.names, self.clip_norm)
 
 
@@ -222,26 +237,6 @@ def _norm(gradients: Iterable[Tensor]) -> Tensor:
     # Only a DTensor has the method, whose import would be slow.
     whole: Callable[[], Tensor] | None = getattr(total, "full_tensor", None)
     return total if whole is None else whole()
-
-
-def _claim(optimizer: torch.optim.Optimizer, state: _GradientState) -> None:
-    reference = _OWNERS.get(optimizer)
-    owner = None if reference is None else reference()
-    if owner is not None and owner.live is state.live:
-        raise ConfigurationError(
-            "average gradients fragment by fragment",
-            because="the optimizer steps all parameters at once, and there are several fragments: "
-            "the method asks for them, or some parameters are sharded over the ranks of a worker "
-            "and others are not",
-            do="leave fragments out, or take an outer optimizer such as tw.outer.SGD",
-        )
-    if owner is not None:
-        raise ConfigurationError(
-            "average the gradients of this optimizer",
-            because="another outer loop does so already",
-            do="call close() of that loop first, or build a new optimizer",
-        )
-    _OWNERS[optimizer] = weakref.ref(state)
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

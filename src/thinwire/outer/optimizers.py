@@ -440,5 +440,6 @@ class Gossip(OuterOptimizer):
 
     def bind(self, context: FragmentContext, overlap: Overlap) -> OuterState:
         """A state whose anchor is the local weights as they are now."""
+        assert isinstance(overlap, Delay)  # `check` refuses others
         heavy_ball = SGD(lr=self.lr, momentum=self.momentum)
-        return overlap.join(heavy_ball, context, averages_weights=True)
+        return DelayState(overlap, heavy_ball, context, averages_weights=True)

@@ -24,7 +24,7 @@ from thinwire.blocks import (
     block_numel,
     spans,
 )
-from thinwire.checksums import BlockSums, anchor_digest, column_sums, digest_of
+from thinwire.checksums import anchor_digest, column_sums, digest_of
 from thinwire.errors import CheckpointError, ConfigurationError, check, check_range, check_whole
 from thinwire.live_weights import LiveVector, LiveWeights, OpenWeights
 from thinwire.storage import HostCopy, StatePlacement, StoredTensor
@@ -149,8 +149,6 @@ class DelayState(OuterState):
         self._live, self._mixing = LiveVector(context.live, context.names), overlap.mixing
         self._alone = context.alone and overlap.tau == 0
         self._is_measured = False
-        # With other workers' by its digest, which steps find beside their work.
-        self._is_compared = not context.alone
         start, storage = context.live.read(context.names), context.storage
         # They exist from the start: then the checkpoint of a fresh loop has every key for
         # torch.distributed.checkpoint to fill.
@@ -159,7 +157,7 @@ class DelayState(OuterState):
         self._scalars = {key: value for key, value in buffers.items() if value.ndim == 0}
         self._buffers = {k: storage.keep(v) for k, v in buffers.items() if v.ndim > 0}
         self._vector = storage.keep(start)
-        self._digest, self._digest_version = b"", 0
+        # Column sums of the anchor, and how often it had been changed by then.
         self._sums: tuple[HostCopy, int] | None = None
 
     @contextmanager
@@ -232,12 +230,10 @@ class DelayState(OuterState):
         vector = self._vector.fetch()
         buffers = {key: kept.fetch() for key, kept in self._buffers.items()}
         failure: BaseException | None = None
-        self._digest, self._sums, sums = b"", None, BlockSums()
+        self._sums = None
         try:
             for part, values in mean.blocks():
                 self._step_part(part, values, vector, buffers, origin)
-                if self._is_compared and vector.is_cpu:  # while it is in a core's cache
-                    sums.add(part, part.read(vector))
                 # Also if writing the local weights is interrupted, all parts take this step.
                 if then is not None and failure is None:
                     try:
@@ -252,11 +248,9 @@ class DelayState(OuterState):
                 steps += 1
         if failure is not None:
             raise failure
-        if self._is_compared and not vector.is_cpu:
+        if not vector.is_cpu:
             # On its way while the worker trains on: no later round waits for it.
             self._sums = HostCopy(column_sums(vector)), self.flat_anchor()._version
-        if len(vector) and sums.numel == len(vector):
-            self._digest, self._digest_version = sums.digest(), self.flat_anchor()._version
 
     def _step_part(
         self,
@@ -281,15 +275,12 @@ class DelayState(OuterState):
             part.write(buffer, parts[key])
 
     def digest(self) -> bytes:
-        """`anchor_digest` of the anchor, which a step on a CPU has found beside its work."""
+        """`anchor_digest` of the anchor, whose sums a step on a GPU has left."""
         vector = self.flat_anchor()
         # torch counts changes in place: also those that another made through a view.
-        if self._sums is not None:
-            (sums, self._digest_version), self._sums = self._sums, None
-            self._digest = digest_of(sums.read())
-        if not self._digest or self._digest_version != vector._version:
-            self._digest, self._digest_version = anchor_digest(vector), vector._version
-        return self._digest
+        if self._sums is None or self._sums[1] != vector._version:
+            self._sums = HostCopy(column_sums(vector)), vector._version
+        return digest_of(self._sums[0].read())
 
     def state_dict(self) -> dict[str, Tensor]:
         """`anchor` and the optimizer's buffers, where they are stored."""
@@ -309,7 +300,7 @@ class DelayState(OuterState):
                 because=f"it has {sorted(state)} and needs {sorted(mine)}",
                 do="pass what state_dict() of a loop with the same method returned",
             )
-        self._digest, self._sums, self._is_measured = b"", None, False
+        self._sums, self._is_measured = None, False
         _put(self._vector, state["anchor"])
         for key, kept in self._buffers.items():
             _put(kept, state[f"optimizer.{key}"])
@@ -347,19 +338,12 @@ class Overlap(ABC):
         """
 
     @abstractmethod
-    def join(
-        self,
-        rule: ElementwiseOptimizer,
-        context: FragmentContext,
-        *,
-        averages_weights: bool = False,
-    ) -> OuterState:
+    def join(self, rule: ElementwiseOptimizer, context: FragmentContext) -> OuterState:
         """Join the local weights of `context` with outer parameters that `rule` moves.
 
         Args:
             rule: of the outer optimizer.
             context: the worker and its fragment.
-            averages_weights: as in `OuterOptimizer`.
         """
 
 
@@ -368,10 +352,11 @@ def _movement(weights: OpenWeights, anchor: Tensor, *, is_rounded: bool) -> Lazy
 
     def compute(part: VectorPart, out: Tensor | None) -> Tensor:
         at = part.read(anchor)
-        return weights.subtract_from(part, weights.as_written(part, at) if is_rounded else at, out)
+        at = weights.as_written(part, at) if is_rounded else at
+        local = weights.read(part, out)
+        return torch.sub(at, local, out=local)
 
-    # The anchor is finite: nothing else is let into it.
-    return LazyVector(weights.numel, weights.device, compute, weights.is_finite)
+    return LazyVector(weights.numel, weights.device, compute)
 
 
 def _unrounded(weights: OpenWeights, anchor: Tensor) -> LazyVector:
@@ -433,15 +418,9 @@ class Delay(Overlap):
         """tau, whatever the interval."""
         return self.tau
 
-    def join(
-        self,
-        rule: ElementwiseOptimizer,
-        context: FragmentContext,
-        *,
-        averages_weights: bool = False,
-    ) -> OuterState:
+    def join(self, rule: ElementwiseOptimizer, context: FragmentContext) -> OuterState:
         """An outer state with one vector, the anchor."""
-        return DelayState(self, rule, context, averages_weights=averages_weights)
+        return DelayState(self, rule, context)
 
 
 class _EagerState(DelayState):
@@ -566,13 +545,6 @@ class Eager(Overlap):
         """H: one whole round."""
         return sync_every
 
-    def join(
-        self,
-        rule: ElementwiseOptimizer,
-        context: FragmentContext,
-        *,
-        averages_weights: bool = False,
-    ) -> OuterState:
+    def join(self, rule: ElementwiseOptimizer, context: FragmentContext) -> OuterState:
         """An outer state with two vectors, the shared one and the worker's own."""
-        assert not averages_weights  # Gossip refuses it
         return _EagerState(rule, context)
