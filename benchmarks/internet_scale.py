@@ -1,0 +1,90 @@
+"""A run of K workers and P parameters over a store, on paper: what breaks first.
+
+python benchmarks/internet_scale.py
+
+Bytes and requests are the planner's, for MuLoCo with 2 bits and one fragment. A worker, of
+whatever size, trains for 1000 s in a round; its requests take 50 ms, 16 at a time; its link has
+1 Gbit/s each way. One worker in a hundred is lost in an hour, and a round with a loss waits for a
+twentieth of its length, or 10 s. S3 takes 3,500 writes a second below a prefix, and objects of 5 GB
+(docs.aws.amazon.com/AmazonS3, "Performance guidelines" and "Uploading objects").
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from setting import write_runs
+from thinwire import presets
+from thinwire.elastic.alive import PER_LOSS
+from thinwire.exchange import Gather, ReduceScatter
+from thinwire.plan.job import Prices, meeting_requests, sign_of_life_s
+from thinwire.plan.shape import Shape
+from thinwire.plan.traffic import traffic
+
+WORKERS, PARAMETERS = (64, 1024, 10_000), {10**9: 24, 10**11: 96, 10**12: 128}
+TRAIN_S, REQUEST_S, AT_ONCE, RATE_BYTES_PER_S = 1000.0, 0.05, 16, 1e9 / 8
+LOST_PER_HOUR, DAY_S = 0.01, 86400.0
+OBJECT_NBYTES, PUTS_PER_S, NAME_NBYTES, REPORT_NBYTES = 5 * 10**9, 3500, 16, 800
+EXCHANGES = {"gather": Gather(), "reduce-scatter": ReduceScatter()}
+
+
+def row(exchange: str, workers: int, parameters: int) -> dict[str, Any]:
+    """One run, and the limits that it breaks."""
+    shape = Shape.of_size(parameters, PARAMETERS[parameters])
+    plan = traffic(
+        replace(presets.muloco(bits=2), exchange=EXCHANGES[exchange]), shape, workers=workers
+    )
+    up, down, gets = plan.sent_nbytes(), plan.received_nbytes(), plan.gets()
+    moved_s, asked_s = max(up, down) / RATE_BYTES_PER_S, gets * REQUEST_S / AT_ONCE
+    losses = LOST_PER_HOUR * workers * TRAIN_S / 3600
+    round_s = TRAIN_S + max(moved_s, asked_s)
+    # The losses of a round are waited for at once.
+    round_s += PER_LOSS * sign_of_life_s(round_s) * -math.expm1(-losses)
+    signs_per_s, prices = workers / sign_of_life_s(round_s), Prices()
+    puts, read, _ = meeting_requests(workers)
+    puts, gets_of_all = workers * plan.puts() + puts, workers * gets + read
+    cost = prices.put_per_million * (puts * DAY_S / round_s + signs_per_s * DAY_S)
+    cost += prices.get_per_million * gets_of_all * DAY_S / round_s
+    broken = {
+        "bandwidth": moved_s > TRAIN_S / 4,
+        "size of objects": plan.messages[0].payload_nbytes > OBJECT_NBYTES,
+        "number of requests": asked_s > TRAIN_S / 20,
+        "signs of life": signs_per_s > PUTS_PER_S / 2,
+    }
+    return {
+        "workers": workers,
+        "parameters": parameters,
+        "up_bytes": up,
+        "down_bytes": down,
+        "moved_s": round(moved_s, 1),
+        "gets": gets,
+        "asked_s": round(asked_s, 1),
+        "lost_in_a_round": round(losses, 2),
+        "utilisation": round(TRAIN_S / round_s, 3),
+        "read_by_who_writes_the_roll": workers * (NAME_NBYTES + REPORT_NBYTES),
+        "signs_of_life_per_s": round(signs_per_s, 1),
+        "dollars_a_day": round(cost / 10**6, 2),
+        "breaks": [limit for limit, is_broken in broken.items() if is_broken],
+    }
+
+
+def two_levels(workers: int) -> dict[str, Any]:
+    """Gets of a worker where groups of sqrt(K) combine, owners of a shard exchange, and share."""
+    gets = 3 * (math.isqrt(workers) - 1)
+    return {"workers": workers, "gets": gets, "asked_s": round(gets * REQUEST_S / AT_ONCE, 1)}
+
+
+def main() -> None:
+    runs = dict[str, list[dict[str, Any]]]()
+    for exchange in EXCHANGES:
+        for workers in WORKERS:
+            for parameters in PARAMETERS:
+                found = row(exchange, workers, parameters)
+                runs[f"{exchange}, {workers} workers, {parameters:.0e} parameters"] = [found]
+                print(exchange, *found.values(), sep=" | ")
+    next_design = [two_levels(workers) for workers in WORKERS]
+    write_runs(__file__, str(__doc__).splitlines()[0], runs, two_levels=next_design)
+
+
+if __name__ == "__main__":
+    main()
