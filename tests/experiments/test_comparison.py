@@ -55,7 +55,7 @@ SEARCH = {"seeds": (0, 1), "tuning": Tuning(candidates={"": RATES})}
         ({"methods": ()}, "methods is empty"),
         ({"seeds": ()}, "seeds is empty"),
         ({"workers": (3,)}, "global batch of 16"),
-        ({"workers": (4, 0)}, "workers=0"),
+        ({"workers": (4, 0)}, "workers to 0"),
         ({"sync_every": (0,)}, "set sync_every to 0"),
         ({"changes": {"stepps": 3}}, "stepps"),
         ({"changes": {"data.length": 3}}, "length"),

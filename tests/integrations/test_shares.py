@@ -53,8 +53,8 @@ def test_the_order_depends_on_the_seed_and_goes_on_behind_the_last_row() -> None
 @pytest.mark.parametrize(
     ("rows", "count", "of", "word"),
     [
-        (range(0), 1, None, "at least 1"),
-        (range(3), 0, None, "at least 1"),
+        (range(0), 1, None, "the number of rows to 0"),
+        (range(3), 0, None, "rows_per_step to 0"),
         (range(9), 1, lambda: worker(ElasticHub(), "a")[1], r"outer\.join\(\)"),
     ],
 )

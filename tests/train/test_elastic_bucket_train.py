@@ -165,7 +165,7 @@ ALONE = "one torchrun are one worker, which ends with any of them; do: start one
         ("status memory:///r", "nothing of that name", ""),
         # Workers of several ranks.
         ("train --worker-size 2", "with torchrun", ""),
-        ("train --worker-size 0", "worker_size=0", ""),
+        ("train --worker-size 0", "worker_size to 0", ""),
         ("train --worker-size 2", "torchrun started 5 ranks", "5"),
         ("train --worker-size 2 --global-batch 9", "3 workers of 2 ranks", "6"),
     ],

@@ -31,6 +31,7 @@ from thinwire.train.data.batches import Windows
 from thinwire.train.launch import ElasticConfig
 from thinwire.train.observers import Observer
 from thinwire.train.trainer import resume, train
+from thinwire.train.workers import group
 from thinwire.transport import Transport
 from thinwire.transport.base import RunningExchange
 from toy import feedback_of
@@ -104,7 +105,8 @@ def scripted(monkeypatch):
 @pytest.fixture
 def elastic(monkeypatch):
     """Plays an elastic network; returns what was connected."""
-    monkeypatch.setattr(launch, "Elastic", FakeElastic)
+    for module in (launch, group):
+        monkeypatch.setattr(module, "Elastic", FakeElastic)
     monkeypatch.setattr(FakeElastic, "made", [])
     return FakeElastic.made
 
@@ -371,10 +373,10 @@ def test_an_elastic_run_takes_the_checkpoint_of_a_fixed_one_and_not_the_reverse(
     assert (summary["steps"], summary["events"]["counts"]["committed"]) == (20, 4)
 
 
-METHODS = ["ddp", "diloco", "muloco", "sparseloco", "streaming_diloco:tau=3"]
+METHODS = ["ddp", "diloco", "muloco:bits=2", "sparseloco", "streaming_diloco:tau=3"]
 
 
-@pytest.mark.slow_cases("ddp", "muloco", "sparseloco-1")
+@pytest.mark.slow_cases("ddp", "muloco:bits=2", "sparseloco-1")
 @pytest.mark.parametrize("workers", [1, 4])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_goes_on_with_another_number_of_workers(
@@ -398,7 +400,7 @@ def test_a_run_goes_on_with_another_number_of_workers(
             assert not any(flight["round"] for flight in fragment["in_flight"])
             # Feedback stays with those who have it.
             held = any(bool(value.any()) for value in fragment["exchange"].values())
-            assert held == (k < 2 and method in ("muloco", "sparseloco"))
+            assert held == (k < 2 and method in ("muloco:bits=2", "sparseloco"))
     assert len({worker.outer_digest() for worker in group.workers}) == 1
     assert RunFolder(out).workers() == workers
     summary = resume(make(method, workers=workers), out)

@@ -419,7 +419,7 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
     ("changes", "match"),
     [
         ({"workers": 3}, r"global batch of 4.*3 workers"),
-        *(({f: 0}, f"{f}=0") for f in ("workers", "steps", "global_batch", "accumulate")),
+        *(({f: 0}, f"{f} to 0") for f in ("workers", "steps", "global_batch", "accumulate")),
         pytest.param({"machine": Runtime(device="cuda")}, "device 'cuda'", marks=NO_GPU),
     ],
 )

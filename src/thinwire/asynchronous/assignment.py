@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from thinwire.errors import check
+from thinwire.errors import check_range
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,12 +32,8 @@ class AsyncOptions:
     lost_after_s: float = math.inf
 
     def __post_init__(self) -> None:
-        check(
-            self.grace_s >= 0 and self.lost_after_s >= 0,
-            f"wait for workers with {self}",
-            because="a time is negative or not a number",
-            do="pass grace_s and lost_after_s in seconds, from 0",
-        )
+        for name in ("grace_s", "lost_after_s"):
+            check_range(name, getattr(self, name), most=math.inf)
 
 
 def dynamic_steps(sync_every: int, speed: float, fastest: float) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from thinwire.errors import ConfigurationError, check
+from thinwire.errors import ConfigurationError, check, check_whole
 from thinwire.outer_loop import OuterLoop
 from thinwire.train.data.batches import window_order
 
@@ -55,13 +55,8 @@ class ShareDataset(IterableDataset[T_co]):
         rows_per_step: int,
         seed: int = 0,
     ) -> None:
-        for name, value in (("rows_per_step", rows_per_step), ("the number of rows", len(rows))):
-            check(
-                value >= 1,
-                "cut the data into shares",
-                because=f"{name} is {value}",
-                do="pass at least 1",
-            )
+        check_whole("rows_per_step", rows_per_step)
+        check_whole("the number of rows", len(rows))
         self._rows, self._outer = rows, outer
         self._rows_per_step, self._seed = rows_per_step, seed
         self._read_share = -1

@@ -71,7 +71,6 @@ class _Seal(msgspec.Struct):
 
     sha256: str
     ranks: Annotated[int, msgspec.Meta(ge=1)] | msgspec.UnsetType = msgspec.UNSET
-    bytes: int | None = None
 
 
 class Checkpoints:
@@ -95,11 +94,8 @@ class Checkpoints:
 
         If a run had R ranks, those of rank `worker` modulo R.
         """
-        return sorted(
-            step
-            for step in {step for step, _ in self._found("json")}
-            if self._files(step, self._source(step))[1].exists()
-        )
+        found = set(self._found("json"))
+        return sorted(s for s in {step for step, _ in found} if (s, self._source(s)) in found)
 
     def _source(self, step: int) -> int:
         return self._worker % self._ranks_at(step)
@@ -162,16 +158,10 @@ class Checkpoints:
         try:
             facts = self._read_seal(seal)
             if _sha256(data) != facts.sha256:
-                raise ValueError(
-                    f"it has {data.stat().st_size} bytes of {facts.bytes}, or others than were "
-                    "written"
-                )
+                raise ValueError(f"its {data.stat().st_size} bytes are not those that were written")
             state = torch.load(data, weights_only=True)
         except Exception as error:  # damaged bytes raise anything
             raise self.damaged(step, str(error).partition("\n")[0]) from error
-        run = state.get("run") if isinstance(state, dict) else None
-        if not isinstance(run, dict) or not {"config", "corpus"} <= run.keys():
-            raise self.damaged(step, "it does not name its run")
         return state, self._ranks_at(step)
 
     def damaged(self, step: int, because: str) -> CheckpointError:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from thinwire.errors import ConfigurationError
+from thinwire.errors import ConfigurationError, check_range, check_whole
 from thinwire.method import Method, describe
 from thinwire.train.data import Data
 from thinwire.train.models import Model
@@ -33,8 +33,8 @@ class WarmupCosine:
     final_fraction: float = 0.1
 
     def __post_init__(self) -> None:
-        _check_range(0, warmup_steps=self.warmup_steps)
-        _check_range(0, most=1, final_fraction=self.final_fraction)
+        check_whole("warmup_steps", self.warmup_steps, least=0, most=_MOST)
+        check_range("final_fraction", self.final_fraction, most=1)
 
     def factor(self, step: int, *, steps: int) -> float:
         """The factor on the learning rate of inner step `step` (from 0) out of `steps`."""
@@ -64,9 +64,9 @@ class Intervals:
     keep_checkpoints: int = 2
 
     def __post_init__(self) -> None:
-        _check_range(0, log_steps=self.log_steps, evaluate_steps=self.evaluate_steps)
-        _check_range(0, checkpoint_steps=self.checkpoint_steps)
-        _check_range(1, keep_checkpoints=self.keep_checkpoints)
+        for name in ("log_steps", "evaluate_steps", "checkpoint_steps"):
+            check_whole(name, getattr(self, name), least=0, most=_MOST)
+        check_whole("keep_checkpoints", self.keep_checkpoints, most=_MOST)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,9 +95,9 @@ class Runtime:
     worker_size: int = 1
 
     def __post_init__(self) -> None:
-        _check_range(0, threads=self.threads, most=_MOST_THREADS)
-        _check_range(1, worker_size=self.worker_size)
-        _check_range(_SOON_S, timeout_s=self.timeout_s, most=_YEAR_S)
+        check_whole("threads", self.threads, least=0, most=_MOST_THREADS)
+        check_whole("worker_size", self.worker_size, most=_MOST)
+        check_range("timeout_s", self.timeout_s, least=_SOON_S, most=_YEAR_S)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,9 +137,10 @@ class TrainConfig:
     machine: Runtime = field(default_factory=Runtime)
 
     def __post_init__(self) -> None:
-        _check_range(1, workers=self.workers, steps=self.steps, global_batch=self.global_batch)
-        _check_range(1, accumulate=self.accumulate)
-        _check_range(0, seed=self.seed, clip_norm=self.clip_norm)
+        for name in ("workers", "steps", "global_batch", "accumulate"):
+            check_whole(name, getattr(self, name), most=_MOST)
+        check_whole("seed", self.seed, least=0, most=_MOST)
+        check_range("clip_norm", self.clip_norm)
         size = self.machine.worker_size
         parts = self.workers * size * self.accumulate
         if self.global_batch % parts:
@@ -165,11 +166,3 @@ class TrainConfig:
         described["machine"]["compile"] = "yes" if self.machine.compile else "no"
         described["model"] = self.model.describe()
         return described
-
-
-def _check_range(least: float, *, most: int = _MOST, **values: float) -> None:
-    for name, value in values.items():
-        if not least <= value <= most:
-            what = f"train with {name}={value}"
-            do = f"pass {name} >= {least}" if value < least else f"pass a number up to {most:,}"
-            raise ConfigurationError(what, because=f"it is not between {least} and {most:,}", do=do)

@@ -255,8 +255,7 @@ def _assemble_member(
     except BaseException:
         transport.close()
         raise
-    store = transport if isinstance(transport, Elastic) else None
-    return WorkerGroup([worker], ranks=ranks.size, gather=ranks.gather, is_apart=True, store=store)
+    return WorkerGroup([worker], ranks=ranks.size, gather=ranks.gather)
 
 
 def _compare(transport: Transport, fields: Mapping[str, str], what: str) -> None:
@@ -271,11 +270,8 @@ def _groups_of(config: TrainConfig, everyone: Transport) -> tuple[Transport, Ran
         return everyone, Ranks()
     grid = torch.arange(everyone.world_size).view(config.workers, machine.worker_size)
     timeout = datetime.timedelta(seconds=machine.timeout_s)
-    mine: list[Any] = [
-        dist.new_subgroups_by_enumeration(groups.tolist(), timeout=timeout)[0]
-        for groups in (grid.T, grid)
-    ]
-    across, inside = mine
+    split: Any = partial(dist.new_subgroups_by_enumeration, timeout=timeout)
+    across, inside = (split(groups.tolist())[0] for groups in (grid.T, grid))
     return sealed_by_default(Distributed(across)), FsdpRanks(inside, torch.device(machine.device))
 
 

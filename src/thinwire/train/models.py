@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -157,23 +155,16 @@ def save_pretrained(model: PreTrainedModel, folder: Path) -> None:
         what = f"save the model to {folder}"
         do = "choose a folder that is new or empty, or holds an earlier saved model"
         raise CheckpointError(what, because="what is there is not a saved model", do=do)
-    try:
-        with _without_progress_bar():
-            replace_folder(folder, model.save_pretrained)
-    except OSError as error:
-        do = "choose a folder that can be written, with enough room"
-        raise CheckpointError(f"save the model to {folder}", because=str(error), do=do) from error
-
-
-@contextmanager
-def _without_progress_bar() -> Generator[None]:
-    # This bar would be drawn across the display of the run.
     from transformers.utils import logging
 
+    # Its bar would be drawn across the display of the run.
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        yield
+        replace_folder(folder, model.save_pretrained)
+    except OSError as error:
+        do = "choose a folder that can be written, with enough room"
+        raise CheckpointError(f"save the model to {folder}", because=str(error), do=do) from error
     finally:
         if shown:
             logging.enable_progress_bar()

@@ -38,19 +38,15 @@ class Observer:
 
     def record(self, record: dict[str, Any]) -> None:
         """Receive a record as metrics.jsonl has it."""
-        del record
 
     def event(self, event: Event) -> None:
         """Receive an event: a worker joined, a round counted, ...; called from any thread."""
-        del event
 
     def fail(self, why: str) -> None:
         """Receive, before `close`, which run of a comparison has no result and why."""
-        del why
 
     def close(self) -> None:
         """Release what is held; the run is over."""
-        return
 
 
 class FolderWriter(Observer):

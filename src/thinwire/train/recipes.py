@@ -101,15 +101,10 @@ def find(name: str) -> Recipe:
     """
     if name in _RECIPES:
         return _RECIPES[name]
-    if _is_file(name):
+    if ".py:" in name:
         return load(name)
-    because = f"it is not one of {', '.join(_RECIPES)}, nor FILE.py:FUNCTION of a file that exists"
+    because = f"it is not one of {', '.join(_RECIPES)}, nor FILE.py:FUNCTION"
     raise unknown_name(f"use recipe {name!r}", name, _RECIPES, because=because)
-
-
-def _is_file(name: str) -> bool:
-    path = name.rpartition(":")[0]
-    return path.endswith(".py") and Path(path).is_file()
 
 
 def load(name: str) -> Callable[..., Any]:
@@ -118,10 +113,10 @@ def load(name: str) -> Callable[..., Any]:
     Raises:
         ConfigurationError: the file or the function does not exist, or running the file fails.
     """
-    if not _is_file(name):
+    file, _, function = name.rpartition(":")
+    if not (file.endswith(".py") and Path(file).is_file()):
         what, because = f"load {name!r}", "it is not FILE.py:FUNCTION of a file that exists"
         raise ConfigurationError(what, because=because, do="write it like recipes/mine.py:grid")
-    file, _, function = name.rpartition(":")
     try:
         found = runpy.run_path(file).get(function)
     except Exception as error:  # it is the user's code, and may fail in any way

@@ -262,11 +262,8 @@ class _Trainer:
         return checked_loss(mean, self._group.step)
 
     def _record(self, losses: list[float], extra: dict[str, float]) -> None:
-        # With its losses, each rank sends whether it was asked to stop.
-        gathered = self._group.all_gather([*losses, float(bool(self._asked_to_stop))])
-        each = len(losses) + 1
-        self._all_stop = any(gathered[each - 1 :: each])
-        losses = [value for index, value in enumerate(gathered, start=1) if index % each]
+        self._all_stop = any(self._group.all_gather([float(bool(self._asked_to_stop))]))
+        losses = self._group.all_gather(losses)
         worker = self._group.workers[0]
         stats, totals = worker.outer.stats, worker.totals()
         record = {

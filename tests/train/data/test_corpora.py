@@ -160,8 +160,8 @@ REFUSED = [
     ({"train.bin": b""}, r"train\.bin.*it has 0 bytes"),
     ({"train.bin": b"odd"}, r"train\.bin.*it has 3 bytes"),
     ({"val.bin": SHARD}, 'every shard is named "val"'),
-    ({"train.bin": header(100, magic=20240801) + SHARD}, "number is 20240801, not 20240520"),
-    ({"train.bin": header(100, version=2) + SHARD}, r"train\.bin.*version is 2, not 1"),
+    ({"train.bin": header(100, magic=20240801) + SHARD}, "begins with 20240801, 1 and not"),
+    ({"train.bin": header(100, version=2) + SHARD}, r"train\.bin.*begins with 20240520, 2 and not"),
     ({"train.bin": header(101) + SHARD}, "promises 101 tokens and it has 100"),
 ]
 
@@ -384,5 +384,5 @@ def test_a_corpus_that_is_too_short_says_how_much_is_missing(tmp_path: Path):
 
 def test_numbers_below_one():
     for field in ("sequence_length", "validation_sequences"):
-        with pytest.raises(ConfigurationError, match=f"{field} is 0"):
+        with pytest.raises(ConfigurationError, match=f"{field} to 0"):
             Data(**{field: 0})

@@ -293,10 +293,9 @@ def read_shard(file: Path) -> npt.NDArray[Any]:
         return raw.view(_TOKEN)
     tokens = raw[_HEADER_BYTES:].view(_TOKEN)
     magic, version, count = (int(field) for field in header[:_FIELDS])
-    if magic != _MAGIC:
-        raise _malformed(file, f"its magic number is {magic}, not {_MAGIC}", _REWRITE)
-    if version != _VERSION:
-        raise _malformed(file, f"its version is {version}, not {_VERSION}", _REWRITE)
+    if (magic, version) != (_MAGIC, _VERSION):
+        why = f"its header begins with {magic}, {version} and not with {_MAGIC}, {_VERSION}"
+        raise _malformed(file, why, _REWRITE)
     if count != tokens.size:
         promised = f"its header promises {count} tokens and it has {tokens.size}"
         raise _malformed(file, promised, "fetch it again")

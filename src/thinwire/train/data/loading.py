@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from thinwire.errors import ConfigurationError, CorpusError
+from thinwire.errors import ConfigurationError, CorpusError, check_whole
 from thinwire.train.data.batches import Tokens, Windows
 from thinwire.train.data.corpora import StreamCorpus, fingerprint, resolve
 from thinwire.train.data.streams import StreamWindows, first_documents
@@ -31,7 +31,7 @@ class Data:
         validation_sequences: windows to validate on, at most.
 
     Raises:
-        ConfigurationError: a number is below 1.
+        ConfigurationError: a number is not whole, or below 1.
     """
 
     corpus: str = "python-stdlib"
@@ -41,9 +41,7 @@ class Data:
 
     def __post_init__(self) -> None:
         for name in ("sequence_length", "validation_sequences"):
-            if getattr(self, name) < 1:
-                what, because = "describe the data", f"{name} is {getattr(self, name)}"
-                raise ConfigurationError(what, because=because, do=f"pass {name} >= 1")
+            check_whole(name, getattr(self, name))
 
     def load(self) -> LoadedData:
         """Find the corpus, read and tokenise it.
@@ -56,12 +54,10 @@ class Data:
         if isinstance(corpus, StreamCorpus):
             return self._load_stream(corpus)
         train, validation = corpus.train, corpus.validation
+        tokenizer = load_tokenizer(self.tokenizer, train[0] if corpus.is_text else None)
         if corpus.is_text:
-            tokenizer = load_tokenizer(self.tokenizer, train[0])
             train = [tokenizer.encode(train[0].tobytes())]
             validation = [tokenizer.encode(validation[0].tobytes())]
-        else:
-            tokenizer = load_tokenizer(self.tokenizer, None)
         loaded = LoadedData(
             tokenizer=tokenizer,
             training=self._windows("training", train, _FEWEST_WINDOWS),

@@ -19,13 +19,12 @@ from torch import Tensor
 
 from thinwire.errors import ConfigurationError, CorpusError
 from thinwire.train.data.batches import check_matches
+from thinwire.train.data.corpora import SEPARATOR
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
 
 Encode = Callable[[bytes], npt.NDArray[Any]]
-
-_END = b"\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +57,11 @@ class StreamWindows:
         Raises:
             CorpusError: a row has no text, or this worker's share has no row; raised by the batch.
         """
-        del seed
         identity = {"worker": worker, "workers": workers, "rows": global_batch // workers}
         return StreamBatches(self, identity)
 
     def samples(self, start: int, count: int, seed: int) -> Tensor:
         """Raise `ConfigurationError`: a stream has no numbered samples."""
-        del start, count, seed
         what = "join a run on a stream"
         because = "workers that join and leave read shares of the data, and a stream has none"
         raise ConfigurationError(what, because=because, do="download the corpus and pass its files")
@@ -101,7 +98,7 @@ class StreamBatches(Iterator[Tensor]):
                 self._start_epoch()
             for text in self._texts:
                 if text_digest(text) not in self._windows.held_out:
-                    return self._windows.encode(text + _END)
+                    return self._windows.encode(text + SEPARATOR)
         worker, workers = self._identity["worker"], self._identity["workers"]
         because = "its share of the stream holds no document outside of validation"
         do = "use fewer workers, fewer validation sequences, or a larger corpus"
@@ -152,7 +149,7 @@ def first_documents(
     for text in _texts(stream):
         if size >= tokens:
             break
-        parts.append(encode(text + _END))
+        parts.append(encode(text + SEPARATOR))
         digests.add(text_digest(text))
         size += parts[-1].size
     return np.concatenate(parts), frozenset(digests)

@@ -6,22 +6,18 @@ import itertools
 import os
 import uuid
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from thinwire.errors import ConfigurationError, CorpusError
 from thinwire.files import replace_file
-from thinwire.train.data.corpora import fingerprint
+from thinwire.train.data.batches import Tokens
+from thinwire.train.data.corpora import Bytes, fingerprint
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Bpe
-
-Tokens = npt.NDArray[Any]
-Text = npt.NDArray[np.uint8]
 
 _PIECES_AT_ONCE = 8
 _ALPHABET = 256
@@ -47,7 +43,6 @@ class Tokenizer:
 
     def save(self, folder: str | Path) -> None:
         """Write the files of `transformers.AutoTokenizer`; nothing without such a tokenizer."""
-        del folder
 
 
 class PretrainedTokenizer(Tokenizer):
@@ -55,39 +50,38 @@ class PretrainedTokenizer(Tokenizer):
 
     Args:
         pretrained: the tokenizer.
-        trained: here, as a byte-level BPE of `tokenizers` that knows the separator; bytes that are
-            not UTF-8 become U+FFFD.
     """
 
-    def __init__(self, pretrained: Any, *, trained: bool = False) -> None:
+    def __init__(self, pretrained: Any) -> None:
         super().__init__(len(pretrained))
-        self._pretrained, self._is_trained = pretrained, trained
+        self._pretrained = pretrained
         end = pretrained.eos_token_id
         self._end: list[int] = [] if end is None else [int(end)]
 
     def encode(self, text: bytes) -> Tokens:
-        """Token ids: uint16 or int32, [tokens]. Texts above 1 MiB are cut after a line's end."""
+        """Token ids: uint16 or int32, [tokens]. Texts above 1 MiB are cut after a line's end.
+
+        Bytes that are not UTF-8 become U+FFFD.
+        """
         dtype = np.uint16 if self.vocab_size <= 2**16 else np.int32
-        parts = self._ids(pieces(text))
-        return np.concatenate([np.empty(0, dtype), *(np.asarray(ids, dtype) for ids in parts)])
+        parts = [np.asarray(ids, dtype) for ids in self._ids(pieces(text))]
+        return np.concatenate([np.empty(0, dtype), *parts])
 
     def _ids(self, texts: Iterator[str]) -> Iterator[list[int]]:
-        while self._is_trained and (group := list(itertools.islice(texts, _PIECES_AT_ONCE))):
-            encode = self._pretrained.backend_tokenizer.encode_batch_fast
-            yield from (encoding.ids for encoding in encode(group))
-        encode = partial(self._pretrained.encode, add_special_tokens=False)
-        for text in texts:
-            *ended, rest = text.split(SEPARATOR)
-            for document in ended:
-                yield encode(document) + self._end
-            yield encode(rest)
+        # Several at a time, because the tokenizer gives each of its threads some.
+        while group := [text.split(SEPARATOR) for text in itertools.islice(texts, _PIECES_AT_ONCE)]:
+            documents = [*itertools.chain.from_iterable(group)]
+            ids = iter(self._pretrained(documents, add_special_tokens=False)["input_ids"])
+            for *ended, _ in group:
+                yield from (next(ids) + self._end for _ in ended)
+                yield next(ids)
 
     def save(self, folder: str | Path) -> None:
         """Write the tokenizer as `transformers` does."""
         self._pretrained.save_pretrained(str(folder))
 
 
-def load_tokenizer(name: str, text: Text | None) -> Tokenizer:
+def load_tokenizer(name: str, text: Bytes | None) -> Tokenizer:
     """The tokenizer called `name`, for a corpus of text or for one that came as tokens.
 
     Args:
@@ -113,7 +107,7 @@ def load_tokenizer(name: str, text: Text | None) -> Tokenizer:
 
         bpe = cached_bpe(text, vocab_size)
         fast = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=SEPARATOR)
-        return PretrainedTokenizer(fast, trained=True)
+        return PretrainedTokenizer(fast)
     if kind == "ids" and colon:
         if text is not None:
             raise _unfit(name, "it names token ids and the corpus is text", "pass 'bytes'")
@@ -146,7 +140,7 @@ _PIECE_BYTES = 2**20
 _SAMPLE_BYTES = 8 * 2**20
 
 
-def train_bpe(text: Text, vocab_size: int) -> Bpe:
+def train_bpe(text: Bytes, vocab_size: int) -> Bpe:
     """A byte-level BPE (Sennrich et al. 2016, arXiv:1508.07909) with the zero byte as token 0.
 
     It is trained on at most some 8 MiB in evenly spaced pieces: equal text, equal tokenizer.
@@ -174,7 +168,7 @@ def train_bpe(text: Text, vocab_size: int) -> Bpe:
     return bpe
 
 
-def cached_bpe(text: Text, vocab_size: int) -> Bpe:
+def cached_bpe(text: Bytes, vocab_size: int) -> Bpe:
     """`train_bpe`, or what it returned before for an equal text, in $THINWIRE_CACHE.
 
     Raises:

@@ -37,8 +37,6 @@ class WorkerGroup:
         gather: all-gathers numbers over these ranks, as many of each; by default all of them are in
             this process.
         pool: threads of simulated workers.
-        is_apart: whether the worker has its own folder, and meets the others only in rounds.
-        store: in which they meet, if they do in a store.
 
     Attributes:
         all_gather: numbers of this process in, those of all processes out, in rank order. All
@@ -53,12 +51,11 @@ class WorkerGroup:
         ranks: int,
         gather: Callable[[Sequence[float]], list[float]] = list,
         pool: ThreadPoolExecutor | None = None,
-        is_apart: bool = False,
-        store: Elastic | None = None,
     ) -> None:
         self.workers, self.checkpoint_ranks, self.all_gather = list(workers), ranks, gather
-        self._pool, self._is_apart, self._store = pool, is_apart, store
-        self._outer, self._config = workers[0].outer, workers[0].config
+        self._pool, self._outer, self._config = pool, workers[0].outer, workers[0].config
+        transport = self._outer.transport
+        self._store = store = transport if isinstance(transport, Elastic) else None
         self.events = store.events if store is not None and self._outer.is_elastic else None
 
     # -- progress ----------------------------------------------------------------------------------
@@ -144,9 +141,6 @@ class WorkerGroup:
     def close(self) -> None:
         """Release threads and connections after a run that went well."""
         self.abandon()
-        if not self._is_apart:  # else it is closed
-            for worker in self.workers:
-                worker.outer.transport.close()
         if under_torchrun():
             dist.destroy_process_group()
         for worker in self.workers:
@@ -156,9 +150,9 @@ class WorkerGroup:
         """Release what does not wait for other ranks, which may be gone."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
-        if self._is_apart:
-            self._outer.close()
-            self._outer.transport.close()
+        for worker in self.workers:
+            worker.outer.close()
+            worker.outer.transport.close()
 
 
 def simulated(workers: Sequence[Worker], sample: torch.Tensor) -> WorkerGroup:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -75,8 +75,9 @@ class Ranks:
         model.to(device)
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """Sums over the ranks, the same on all of them; whole numbers below 2^53 are exact."""
-        return list(values)
+        """Sums over the ranks, in their order; whole numbers below 2^53 are exact."""
+        gathered, each = self.gather(values), len(values)
+        return [sum(gathered[index::each]) for index in range(each)]
 
     def gather(self, values: Sequence[float]) -> list[float]:
         """The values of all ranks, in rank order; as many on each."""
@@ -109,20 +110,12 @@ class FsdpRanks(Ranks):
         self._mesh = DeviceMesh.from_group(group, device.type, mesh_dim_names=("shard",))
 
     def place(self, model: nn.Module, device: torch.device) -> None:
-        """Shard every layer, then what is left; each is moved to `device` on its own."""
+        """Shard every layer, then what is left; each is moved to the mesh's device on its own."""
         from torch.distributed.fsdp import fully_shard
 
-        del device  # the mesh knows it
         for layer in stack_of(model):
             fully_shard(layer, mesh=self._mesh)
         fully_shard(model, mesh=self._mesh)
-
-    def total(self, values: Sequence[float]) -> list[float]:
-        """All-reduce them."""
-        totals = torch.tensor(values, dtype=torch.float64, device=self._device)
-        with naming_failures("measurements of a worker's ranks"):
-            dist.all_reduce(totals, group=self._mesh.get_group())
-        return totals.tolist()
 
     def gather(self, values: Sequence[float]) -> list[float]:
         """All-gather them."""
@@ -160,18 +153,6 @@ def gather_values(values: Sequence[float], device: torch.device, group: Any = No
     with naming_failures("measurements of the workers"):
         dist.all_gather(slots, mine, group=group)
     return torch.cat(slots).tolist()
-
-
-def gather(tensor: Tensor) -> Tensor:
-    """All of `tensor` on every rank of its worker, put together from their shards.
-
-    All ranks take part. A tensor that is not sharded is returned as it is.
-
-    >>> gather(torch.ones(3))
-    tensor([1., 1., 1.])
-    """
-    whole = getattr(tensor, "full_tensor", None)
-    return tensor.detach() if whole is None else cast(Tensor, whole()).detach()
 
 
 def plain(state: Any) -> Any:

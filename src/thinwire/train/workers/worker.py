@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Callable, Generator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from thinwire.rejection import CLIPPED
 from thinwire.train.config import Runtime, TrainConfig
 from thinwire.train.data import LoadedData
 from thinwire.train.models import save_pretrained
-from thinwire.train.workers.ranks import Ranks, gather, load_model, load_optimizer, plain
+from thinwire.train.workers.ranks import Ranks, load_model, load_optimizer, plain
 
 _SUMMED = (
     *("sent_bytes", "received_bytes", "peak_sent_bytes_per_step"),
@@ -87,11 +87,9 @@ class RandomStream:
         return states
 
 
-def autocast(machine: Runtime, device: torch.device) -> AbstractContextManager[Any]:
+def autocast(machine: Runtime, device: torch.device) -> torch.autocast:
     """The precision of forward passes."""
-    if machine.precision == "fp32":
-        return nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16)
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=machine.precision == "bf16")
 
 
 def token_losses(model: nn.Module, windows: Tensor) -> Tensor:
@@ -289,7 +287,7 @@ class Worker:
             if self.ranks.size > 1:
                 target = model.state_dict() if first else {}
                 for name, tensor in self.model.state_dict().items():
-                    whole = gather(tensor)
+                    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
                     if name in target:
                         target[name].copy_(whole)
             if first:
@@ -347,8 +345,6 @@ class Worker:
         self.steps_taken = state.get("steps_taken", 0)
         if has_block:
             self.batches.load_state_dict(state["batches"])
-            if sources is not None:
-                self.batches.state_dict()  # they check what they were given only when they are used
 
     def reschedule(self, step: int) -> None:
         """Take the learning rate of inner step `step`, counted from 0, next."""
