@@ -4,9 +4,9 @@ python benchmarks/internet_scale.py
 
 Bytes and requests are the planner's, for MuLoCo with 2 bits and one fragment. A worker, of
 whatever size, trains for 1000 s in a round; its requests take 50 ms, 16 at a time; its link has
-1 Gbit/s each way. One worker in a hundred is lost in an hour, and a round with a loss waits for a
-twentieth of its length, or 10 s. S3 takes 3,500 writes a second below a prefix, and objects of 5 GB
-(docs.aws.amazon.com/AmazonS3, "Performance guidelines" and "Uploading objects").
+1 Gbit/s each way. One worker in a hundred is lost in an hour, and a round with a loss waits 10 s.
+S3 takes 3,500 writes a second below a prefix, and objects of 5 GB (docs.aws.amazon.com/AmazonS3,
+"Performance guidelines" and "Uploading objects").
 """
 
 import math
@@ -17,7 +17,7 @@ from setting import write_runs
 from thinwire import presets
 from thinwire.elastic.alive import PER_LOSS
 from thinwire.exchange import Gather, ReduceScatter
-from thinwire.plan.job import Prices, meeting_requests, sign_of_life_s
+from thinwire.plan.job import SIGN_OF_LIFE_S, Prices, meeting_requests
 from thinwire.plan.shape import Shape
 from thinwire.plan.traffic import traffic
 
@@ -39,8 +39,8 @@ def row(exchange: str, workers: int, parameters: int) -> dict[str, Any]:
     losses = LOST_PER_HOUR * workers * TRAIN_S / 3600
     round_s = TRAIN_S + max(moved_s, asked_s)
     # The losses of a round are waited for at once.
-    round_s += PER_LOSS * sign_of_life_s(round_s) * -math.expm1(-losses)
-    signs_per_s, prices = workers / sign_of_life_s(round_s), Prices()
+    round_s += PER_LOSS * SIGN_OF_LIFE_S * -math.expm1(-losses)
+    signs_per_s, prices = workers / SIGN_OF_LIFE_S, Prices()
     puts, read, _ = meeting_requests(workers)
     puts, gets_of_all = workers * plan.puts() + puts, workers * gets + read
     cost = prices.put_per_million * (puts * DAY_S / round_s + signs_per_s * DAY_S)
@@ -64,6 +64,7 @@ def row(exchange: str, workers: int, parameters: int) -> dict[str, Any]:
         "read_by_who_writes_the_roll": workers * (NAME_NBYTES + REPORT_NBYTES),
         "signs_of_life_per_s": round(signs_per_s, 1),
         "dollars_a_day": round(cost / 10**6, 2),
+        "dollars_a_day_for_signs": round(prices.put_per_million * signs_per_s * DAY_S / 10**6, 2),
         "breaks": [limit for limit, is_broken in broken.items() if is_broken],
     }
 

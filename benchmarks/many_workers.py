@@ -36,8 +36,8 @@ CHURN = (0.0, 0.01, 0.1)
 CASES = [("gather", k, churn) for k in (8, 64) for churn in CHURN]
 CASES += [("gather", 256, 0.0), ("gather", 256, 0.1)]
 CASES += [("scatter", k, churn) for k in (8, 64) for churn in (0.0, 0.1)]
-CASES += [("scatter", k, churn) for k in (256, 1024) for churn in (0.0, 0.01, 0.1)]
-CASES += [("gather", 1024, 0.0)]
+CASES += [("scatter", 256, churn) for churn in CHURN]
+CASES += [("scatter", 1024, 0.0)]
 REQUESTS, MEETING = ("put", "ask", "head", "list"), ("call", "roll", "alive", "metrics")
 METRICS = WorkerMetrics(
     loss=2.345678, tokens_per_s=12345.67, sent_bytes=10**9, received_bytes=10**11, wait_s=123.4
@@ -154,5 +154,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     logging.disable()
-    gc.disable()
+    gc.set_threshold(100_000, 50, 100)  # without it, 256 workers take 7 GB
     main()

@@ -19,6 +19,7 @@ import time
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import obstore.store  # noqa: F401 - before processes are forked
@@ -126,11 +127,15 @@ def measured(address: str, exchange: str, workers: int, *, die: bool) -> dict[st
     for process in running:
         process.join()
     shape = Shape.of_model(model(exchange))
-    plan = traffic(method(exchange), shape, workers=workers, added_nbytes=SEAL_NBYTES)
+    plans = [
+        traffic(method(exchange), shape, workers=workers, rank=rank, added_nbytes=SEAL_NBYTES)
+        for rank in range(workers)
+    ]
     assert len({each["digest"] for each in found}) == 1, found
     if not die and not any(each["lost"] for each in found):
         numbers = {(each["sent"], each["received"]) for each in found}
-        assert numbers == {(plan.sent_nbytes(), plan.received_nbytes())}, numbers
+        assert numbers == {(p.sent_nbytes(), p.received_nbytes()) for p in plans}, numbers
+    plan = plans[0]
     every = {kind: [each["requests"][kind] for each in found] for kind in found[0]["requests"]}
     return {
         "workers": workers,
@@ -159,14 +164,13 @@ def planned(exchange: Gather | ReduceScatter, workers: int) -> dict[str, Any]:
 
 def main() -> None:
     out, runs = Path(sys.argv[1]), dict[str, list[dict[str, Any]]]()
+    out.mkdir(parents=True, exist_ok=True)
     of_plan = [planned(each, k) for each in (Gather(), ReduceScatter()) for k in (8, 64, 256, 1024)]
     for exchange, workers, die in CASES:
         name = f"{exchange}, {workers} workers" + (", two tenths die" if die else "")
-        folder = out / name.replace(", ", "-").replace(" ", "-")
-        folder.mkdir(parents=True, exist_ok=True)
-        file = folder / "result.json"
+        file = out / f"{name.replace(', ', '-').replace(' ', '-')}.json"
         if not file.exists():
-            with hub(folder) as started:
+            with TemporaryDirectory() as folder, hub(Path(folder)) as started:
                 row = measured(started.address, exchange, workers, die=die)
             file.write_text(json.dumps(row))
         runs[name] = [json.loads(file.read_text())]

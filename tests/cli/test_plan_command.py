@@ -11,7 +11,7 @@ import pytest
 from plan_runs import corpus, simulated, tiny
 from thinwire import presets
 from thinwire.cli import main
-from thinwire.plan.job import sign_of_life_s
+from thinwire.plan.job import SIGN_OF_LIFE_S
 
 __all__ = ["corpus", "simulated", "tiny"]
 
@@ -52,11 +52,11 @@ def test_what_a_store_charges_is_planned(capsys) -> None:
     assert row["meeting_gets_per_round"] == 2 * (workers - 1)
     meeting = ((workers + 3) * 4.5 + 2 * (workers - 1) * 0.36) / 1e6
     round_s = row["step_s"] * row["sync_every_steps"]
-    signs = math.ceil(workers * round_s / sign_of_life_s(round_s)) * 4.5 / 1e6
+    signs = math.ceil(workers * round_s / SIGN_OF_LIFE_S) * 4.5 / 1e6
     cost_per_round = fixed["cost_per_round"] + meeting + signs
     assert row["cost_per_round"] == pytest.approx(cost_per_round, rel=1e-12)
     rounds = row["steps"] / row["sync_every_steps"]
-    signs = workers * row["wall_s"] / sign_of_life_s(row["wall_s"] / rounds) * 4.5 / 1e6
+    signs = workers * row["wall_s"] / SIGN_OF_LIFE_S * 4.5 / 1e6
     assert row["cost"] == pytest.approx(fixed["cost"] + (rounds + 1) * meeting + signs, rel=1e-4)
 
 

@@ -171,8 +171,9 @@ def reductions(store: Any, token: Token | None) -> tuple[list[StoreGroup], list[
     groups = list[StoreGroup]()
     for rank in range(3):
         objects = RunObjects(ObjectStore(store), "a-run", token)
-        lost = LostWorkers(objects, lambda: 0.5)
-        groups.append(StoreGroup(objects, "abc", rank, Timeouts(**timeouts), lost))
+        groups.append(
+            StoreGroup(objects, "abc", rank, Timeouts(**timeouts), LostWorkers(objects, 0.5))
+        )
     states = [
         state_of(tw.ReduceScatter(), rank, 3, drops_bad_messages=True, codec=codecs.CastBF16())
         for rank in range(3)
@@ -243,7 +244,7 @@ def test_a_round_of_which_nobody_can_combine_a_shard_is_discarded(store, monkeyp
 def test_a_lone_worker_tells_its_rounds_apart() -> None:
     objects = RunObjects(ObjectStore(memory()), "a-run", None)
     timeouts = Timeouts(floor_s=5, patience=0.5, unmeasured_s=5, fixed_s=None)
-    group = StoreGroup(objects, ["a"], 0, timeouts, LostWorkers(objects, timeouts.inactive))
+    group = StoreGroup(objects, ["a"], 0, timeouts, LostWorkers(objects, 5))
 
     def posts(payload: torch.Tensor):
         yield to_all(payload, 0, 1)

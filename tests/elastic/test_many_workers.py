@@ -171,7 +171,7 @@ def test_signs_of_life_are_looked_up_for_a_few_of_many_missing_workers(request) 
     request.addfinalizer(loop.close)
     store, names = ObjectStore("memory://"), [f"w{n}:1" for n in range(4 * FEW)]
     store._obstore = virtual = VirtualStore(loop, Random(2), StoreFaults(), lambda key, raw: None)
-    lost = LostWorkers(RunObjects(store, "run", None), lambda: 10.0)
+    lost = LostWorkers(RunObjects(store, "run", None), 10.0)
 
     async def look() -> None:
         await lost.first_of(names)

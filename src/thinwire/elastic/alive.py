@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
 from thinwire.elastic.run_objects import RunObjects
@@ -34,10 +34,10 @@ class LostWorkers:
 
     Args:
         objects: of the run.
-        after_s: returns after how long without a new sign a worker is lost.
+        after_s: without a new sign, a worker is lost.
     """
 
-    def __init__(self, objects: RunObjects, after_s: Callable[[], float]) -> None:
+    def __init__(self, objects: RunObjects, after_s: float) -> None:
         self._objects, self._after_s = objects, after_s
         self._signs: dict[str, _Sign] = {}
 
@@ -48,11 +48,11 @@ class LostWorkers:
 
     async def among(self, names: Collection[str]) -> set[str]:
         """Those of `names` that are lost; asks the store now and then."""
-        now, never, after_s = now_s(), _Sign(None, 0.0, float("-inf")), self._after_s()
+        now, never = now_s(), _Sign(None, 0.0, float("-inf"))
         known = {name: self._signs.get(name, never) for name in names}
-        often_s = after_s / (2 * PER_LOSS)
+        often_s = self._after_s / (2 * PER_LOSS)
         due = [name for name, sign in known.items() if now - sign.looked_s >= often_s]
-        until_s = now + after_s
+        until_s = now + self._after_s
         try:
             stamps = await together(*(self._objects.sign_of_life(name, until_s) for name in due))
         except ThinwireError:  # a store that does not answer keeps signs of life from all
@@ -60,26 +60,26 @@ class LostWorkers:
             return set()
         for name, stamp in zip(due, stamps, strict=True):
             sign = known[name]
-            was_lost = sign.looked_s - sign.since_s >= after_s
+            was_lost = sign.looked_s - sign.since_s >= self._after_s
             # Nobody looked for long: this machine, and the other worker, may have been suspended.
-            is_old = now - sign.looked_s > after_s and not was_lost
+            is_old = now - sign.looked_s > self._after_s and not was_lost
             is_new = is_old or sign.stamp != stamp
             known[name] = _Sign(stamp, now if is_new else sign.since_s, now)
         self._signs |= known
-        return {name for name, sign in known.items() if now - sign.since_s >= after_s}
+        return {name for name, sign in known.items() if now - sign.since_s >= self._after_s}
 
 
-async def give_signs(objects: RunObjects, name: str, after_s: Callable[[], float]) -> None:
+async def give_signs(objects: RunObjects, name: str, after_s: float) -> None:
     """Overwrite the sign of life of `name` until this is cancelled.
 
     Args:
         objects: of the run.
         name: of this worker.
-        after_s: returns after how long the others take it for lost.
+        after_s: after which the others take it for lost.
     """
     while True:
         try:
-            await objects.put_sign_of_life(name, now_s() + after_s())
+            await objects.put_sign_of_life(name, now_s() + after_s)
         except ThinwireError as error:
             _LOG.info("the others may take this worker for lost: %s", error)
-        await asyncio.sleep(after_s() / PER_LOSS)
+        await asyncio.sleep(after_s / PER_LOSS)

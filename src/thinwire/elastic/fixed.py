@@ -56,7 +56,7 @@ class FixedGroup(StoreGroup):
     ) -> None:
         names = [f"worker {number}" for number in range(workers)]
         timeouts = Timeouts(floor_s=1, patience=1, unmeasured_s=1, fixed_s=timeout_s)
-        super().__init__(objects, names, rank, timeouts, LostWorkers(objects, timeouts.inactive))
+        super().__init__(objects, names, rank, timeouts, LostWorkers(objects, 1))
         self._keep = keep
         self._places: dict[str, tuple[int, int]] = {}
         self._begun = 0

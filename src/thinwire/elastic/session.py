@@ -154,7 +154,7 @@ class Session:
         objects = self._objects
         if self._living is None:
             self._living = asyncio.ensure_future(
-                give_signs(objects, self.name, self._timeouts.inactive)
+                give_signs(objects, self.name, self._timeouts.floor_s)
             )
         meeting = _Meeting(self._turn_s(), began_s)
         expected_s, absent_s, asked_s = min(self._absent_s, default=0.0), 0.0, 0.0
@@ -395,7 +395,6 @@ class Session:
 
     def _learn(self, roll: View) -> None:
         """Remember `roll` as the newest, and its rounds."""
-        self._timeouts.agreed_round_s = roll.round_s
         if self._timeouts.round_s is None and roll.round_s is not None:
             self._timeouts.finished_round(roll.round_s)
         is_next = self._read_up_to == roll.number - 1

@@ -79,7 +79,7 @@ class Shard:
     is_awaited: bool = False
 
     def __post_init__(self) -> None:
-        self.lost = LostWorkers(self.objects, self.timeouts.inactive)
+        self.lost = LostWorkers(self.objects, self.timeouts.floor_s)
 
     async def progress(self) -> Progress:
         """Progress by the tensors as they are now: a state that changed within a round has drifted,
@@ -147,7 +147,6 @@ class Shard:
             rank = roll.names.index(name)
             self.group = StoreGroup(self.objects, roll.names, rank, self.timeouts, self.lost)
         self.group.roll, self.is_awaited = roll.number, bool(roll.lacking)
-        self.timeouts.agreed_round_s = roll.round_s  # on every rank
         newest = roll.next_state
         if newest.writer == name and newest.roll == roll.number:
             self.writing = asyncio.ensure_future(

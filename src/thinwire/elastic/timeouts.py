@@ -8,7 +8,6 @@ from thinwire.errors import check
 
 _KEPT = 20
 _SLACK = 3.0
-_SILENT = 1 / 20
 _SLOWEST_BYTES_PER_S = 125_000  # 1 Mbit/s, until a link has shown what it can do
 _LONGEST_S = 3600.0
 
@@ -59,9 +58,6 @@ class Timeouts:
         unmeasured_s: length of a round that is assumed before one was measured.
         fixed_s: replaces `exchange`; None derives it.
 
-    Attributes:
-        agreed_round_s: the usual length of a round, in the newest roll.
-
     >>> timeouts = Timeouts(floor_s=5.0, patience=0.5, unmeasured_s=60, fixed_s=None)
     >>> timeouts.exchanged(1000, seconds=0.2)
     >>> timeouts.round_began(now_s=100.0); timeouts.round_began(now_s=110.0)
@@ -77,7 +73,6 @@ class Timeouts:
         self._exchanges: deque[tuple[int, float]] = deque(maxlen=_KEPT)
         self._rounds: deque[float] = deque(maxlen=_KEPT)
         self._round_began_s: float | None = None
-        self.agreed_round_s: float | None = None
         self._factor = 1.0
 
     @property
@@ -94,14 +89,6 @@ class Timeouts:
         if round_s is None:
             return self._unmeasured_s
         return max(self.floor_s, self._patience * round_s)
-
-    def inactive(self) -> float:
-        """How long a worker gives no sign of life before it is taken for lost.
-
-        A twentieth of a long round: stores charge for every sign. It follows from a roll, so that
-        those who give signs and those who look for them agree.
-        """
-        return max(self.floor_s, _SILENT * (self.agreed_round_s or 0.0))
 
     def exchange(self, nbytes: int) -> float:
         """How long an exchange may take in which `nbytes` reach this worker."""

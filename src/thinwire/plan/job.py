@@ -15,6 +15,8 @@ from thinwire.plan.traffic import Traffic, traffic
 
 _LARGEST: Final = {"workers": 100_000, "sync_every": 100_000}
 _GB, _MILLION = 10**9, 10**6
+SIGN_OF_LIFE_S: Final = 10 / 3
+"""Between two of a worker, with the default `least_wait_s`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,15 +57,6 @@ def meeting_requests(workers: int) -> tuple[int, int, int]:
     (6, 6, 1)
     """
     return workers + 2, 2 * (workers - 1), 1
-
-
-def sign_of_life_s(round_s: float) -> float:
-    """Seconds between two signs of life of a worker, with the default `least_wait_s`.
-
-    >>> sign_of_life_s(60), sign_of_life_s(600)
-    (3.3333333333333335, 10.0)
-    """
-    return max(10.0, round_s / 20) / 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,7 +137,7 @@ class Job:
             # Stores charge as much for a listing as for a put.
             meeting_puts, meeting_gets, lists = meeting_requests(self.workers)
             puts += rounds * (meeting_puts + lists)
-            puts += math.ceil(self.workers * seconds / sign_of_life_s(seconds / rounds))
+            puts += math.ceil(self.workers * seconds / SIGN_OF_LIFE_S)
             gets += rounds * meeting_gets
         requests = puts * prices.put_per_million + gets * prices.get_per_million
         return nbytes / _GB * prices.egress_per_gb + requests / _MILLION
