@@ -551,7 +551,7 @@ def _scatter(message: Tensor, rank: int, workers: int, *, is_exact: bool) -> Any
 
     def combined(to: int, sent: Mapping[int, Tensor]) -> Tensor:
         there = [sent[sender].numpy().tobytes() for sender in sorted(sent) if sent[sender].numel()]
-        is_sound = all(each.endswith(b"to%03d" % to) for each in there)
+        is_sound = all(each.endswith(b"to%04d" % to) for each in there)
         _hold(is_sound or not is_exact, f"what was sent to {to} is {there}")
         if not is_sound:
             raise RoundDiscarded("combine a shard", because="one is damaged", do="nothing")
@@ -559,11 +559,11 @@ def _scatter(message: Tensor, rank: int, workers: int, *, is_exact: bool) -> Any
 
     others = [other for other in range(workers) if other != rank]
     shards = {
-        other: bytes_tensor(message.numpy().tobytes() + b"to%03d" % other) for other in others
+        other: bytes_tensor(message.numpy().tobytes() + b"to%04d" % other) for other in others
     }
-    received = yield Post(shards, dict.fromkeys(others, 21), allow_missing=True)
+    received = yield Post(shards, dict.fromkeys(others, 22), allow_missing=True)
     # A worker does not send its own shard: no other gets the same.
-    mean = combined(rank, {**received, rank: bytes_tensor(b"mine, to%03d" % rank)})
+    mean = combined(rank, {**received, rank: bytes_tensor(b"mine, to%04d" % rank)})
     post = to_all(mean, rank, workers, allow_missing=True)
     received = yield post._replace(stand_in=combined)
     messages = [{rank: mean, **received}[each] for each in range(workers)]
