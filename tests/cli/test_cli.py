@@ -200,7 +200,7 @@ REFUSED = [
     ("status memory:///r --token-file latin.txt", "latin.txt"),
     ("status memory:///r --token-file .", "Is a directory"),
     ("compare --out a-run", "compare in a-run; because it is the folder of a run"),
-    ("compare --tune", "--tune has none"),
+    ("compare --tune", "there are no candidates"),
     ("compare --tune lr=1e-3", "none of inner-lr"),
     ("compare --tune inner-lr=x --seeds 0,1", "the list 'x'"),
     (f"{FILE} stps.toml", "use 'stps' in stps.toml; because its keys are flags of the command"),

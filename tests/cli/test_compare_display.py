@@ -39,7 +39,8 @@ def test_a_run_that_trains_has_a_bar_and_one_that_ends_a_line(tmp_path, width, h
     runs = [planned(tmp_path, seed) for seed in range(40)]
     done = read_run(write_run(tmp_path / "run0", runs[0].config, loss=1.25))
     now_s = 0.0
-    with CompareDisplay(console) as display:
+    display = CompareDisplay(console)
+    with display.progress:
         display.progress.get_time = lambda: now_s
 
         def bars() -> list[str]:
@@ -79,7 +80,8 @@ def test_elsewhere_lines_follow_each_other_and_nothing_is_drawn(
     run = planned(tmp_path, 1)
     run.log.parent.mkdir()
     run.log.write_text("Traceback")
-    with CompareDisplay(console) as display:
+    display = CompareDisplay(console)
+    with display.progress:
         display.note_planned([(run, WAITING)])
         observer = display.observe(run)
         observer.record(record(20, val_loss=2.25))

@@ -91,8 +91,8 @@ def test_an_elastic_worker_that_is_asked_to_stop_leaves_the_others(tiny, tmp_pat
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_second_signal_ends_the_process_at_once(times: int) -> None:
     code = (
-        "import os, signal\nfrom thinwire.cli.output import noted_signals\n"
-        "with noted_signals(signal.SIGTERM) as noted:\n"
+        "import os, signal\nfrom thinwire.cli.output import noted_signal\n"
+        "with noted_signal(signal.SIGTERM) as noted:\n"
         f"    for _ in range({times}):\n        os.kill(os.getpid(), signal.SIGTERM)\n"
         "assert noted == [signal.SIGTERM]\n"
         "assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL\n"

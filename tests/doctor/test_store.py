@@ -4,13 +4,15 @@ import pytest
 
 from s3_server import options_of, s3_fixture  # noqa: F401 - the fixture
 from thinwire.doctor import store_findings
+from thinwire.security.token import Token
+from thinwire.transport.address import HubAddress
 from thinwire.transport.object_store import ObjectStore
 
-pytest.importorskip("obstore")
+MemoryStore = pytest.importorskip("obstore.store").MemoryStore
 
 
-def found(url: str) -> dict[str, tuple[str, str]]:
-    return {f.name: (f.status, f"{f.found} -> {f.do}") for f in store_findings(url)}
+def found(url: str, **options) -> dict[str, tuple[str, str]]:
+    return {f.name: (f.status, f"{f.found} -> {f.do}") for f in store_findings(url, **options)}
 
 
 def aws(monkeypatch, endpoint: str, **keys: str) -> None:
@@ -25,6 +27,13 @@ def test_a_folder_is_fit_and_nothing_is_left_in_it(tmp_path) -> None:
     assert statuses == {"store": "ok", "clock": "ok", "rate": "ok", "method": "ok"}
     assert "--topology star" in said["method"][1]
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_hub_is_opened_with_the_token_of_the_run(monkeypatch) -> None:
+    monkeypatch.delenv("THINWIRE_TOKEN", raising=False)
+    token, memory = Token("a secret of many characters"), MemoryStore()
+    monkeypatch.setattr(HubAddress, "open", lambda _, given: memory if given is token else None)
+    assert found("hub://localhost:1", token=token)["method"][0] == "ok"
 
 
 def test_an_s3_server_is_fit_and_keys_that_may_only_read_are_named(monkeypatch, s3) -> None:

@@ -108,7 +108,8 @@ class CompareCommand(RunFlags):
         )
         runner = one_by_one if self.jobs == 1 else ParallelRunner(self.jobs)
         write_settings(out, given_in(self))
-        with CompareDisplay(console) as display:
+        display = CompareDisplay(console)
+        with display.progress:
             comparison = compare(experiment, out, display.observe, runner, display.note_planned)
         for each in comparison_tables(comparison):
             console.print(each)
@@ -147,12 +148,6 @@ def _tuning(texts: tuple[str, ...]) -> Tuning:
     """Candidates of each method: for all, with what one has of its own in place of it."""
     from thinwire.experiments import Rates, Tuning, product
 
-    check(
-        bool(texts),
-        "search rates",
-        because="--tune has none",
-        do="write them behind it, such as --tune inner-lr=1e-3,2e-3",
-    )
     tuned = [field.name for field in dataclasses.fields(Rates)]
     grids: dict[str, dict[str, tuple[float, ...]]] = {"": {}}
     for text in texts:

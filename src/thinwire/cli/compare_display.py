@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -46,13 +46,6 @@ class CompareDisplay:
             speed_estimate_period=24 * 3600.0,  # records may be minutes apart
         )
         self._all = self.progress.add_task("all runs", total=0, seed="", measured="")
-
-    def __enter__(self) -> Self:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
 
     def note_planned(self, runs: Sequence[tuple[PlannedRun, RunStatus]]) -> None:
         """Count `runs`, finished ones as well."""

@@ -116,24 +116,22 @@ class _LastingStream:
 
 
 @contextmanager
-def noted_signals(*numbers: int) -> Generator[list[int]]:
-    """A list to which each of these signals adds its number; a second one does what it always did.
+def noted_signal(number: int) -> Generator[list[int]]:
+    """A list to which a signal adds its number; a second one does what it always did.
 
     Args:
-        numbers: of the signals.
+        number: of the signal.
     """
     # Not an Event: its lock may be held by the very code that a signal interrupts.
     noted: list[int] = []
 
-    def note(number: int, _: Any) -> None:
+    def note(*_: Any) -> None:
         noted.append(number)
-        signal.signal(number, before[number])
+        signal.signal(number, before)
 
-    before = {number: signal.getsignal(number) for number in numbers}
-    for number in numbers:
-        signal.signal(number, note)
+    before = signal.getsignal(number)
+    signal.signal(number, note)
     try:
         yield noted
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signal.signal(number, before)

@@ -15,7 +15,7 @@ from thinwire.cli.output import say
 from thinwire.errors import ExchangeError
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console
 
     from thinwire.cli.status_page import StatusPage
 
@@ -72,20 +72,14 @@ class StatusCommand(StoreFlags):
                 while True:
                     time.sleep(_INTERVAL_S)
             return
-        page: RenderableType = first
-        if not self.watch or not console.is_terminal:
-            console.print(page)
+        if not (self.watch and console.is_terminal):
+            console.print(first)
         if not self.watch:
             return
-        live = Live(page, console=console, screen=console.is_terminal)
-        with live, suppress(KeyboardInterrupt):
+        with Live(first, console=console) as live, suppress(KeyboardInterrupt):
             while True:
                 time.sleep(_INTERVAL_S)
                 try:
-                    page = look()
+                    live.update(look())
                 except ExchangeError as error:  # the store may come back
-                    page = Text(str(error))
-                live.update(page)
-        if console.is_terminal:
-            # Its screen is gone, and the last page with it.
-            console.print(page)
+                    live.update(Text(str(error)))

@@ -25,7 +25,7 @@ from thinwire.cli.flags import (
     read_address,
     write_settings,
 )
-from thinwire.cli.output import closing_line, noted_signals, say
+from thinwire.cli.output import closing_line, noted_signal, say
 from thinwire.errors import ConfigurationError, MismatchError, ThinwireError, check
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Train(TrainFlags):
             out,
             lambda config, step: self._observers(config, step, out, connection, console),
             elastic=connection,
-            stop=noted_signals(signal.SIGTERM),
+            stop=noted_signal(signal.SIGTERM),
         )
         if is_lead():
             say(console, closing_line(summary, out))
@@ -191,7 +191,6 @@ class JoinCommand(Train, StoreFlags):
         from thinwire.train.launch import ElasticConfig
 
         connection = ElasticConfig(at=address, token_file=self.token_file, **own)
-        connection.check_launch(self.worker_size or 1)
         self.train(console, self.train_config(is_member=True), connection)
 
     def _work(self, address: Address, console: Console) -> None:

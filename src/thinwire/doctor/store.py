@@ -65,7 +65,7 @@ class _StoreChecks:
 
     async def store(self) -> Finding:
         """Keys may put and delete, and one name is written once."""
-        store, until_s = ObjectStore(self._url), time.monotonic() + _CHECK_S
+        store, until_s = ObjectStore(self._url, token=self._token), time.monotonic() + _CHECK_S
         await store.check_put_if_absent(f"{self._key}-check", until_s)
         for _ in range(_ASKS):
             # Of an object that does not exist, so that no content travels.
@@ -92,7 +92,7 @@ class _StoreChecks:
 
     async def rate(self) -> Finding:
         """Bits per second each way, of one object."""
-        store, until_s = ObjectStore(self._url), time.monotonic() + _RATE_S
+        store, until_s = ObjectStore(self._url, token=self._token), time.monotonic() + _RATE_S
         body = memoryview(os.urandom(_PROBE_NBYTES))
         try:
             up_s = await _seconds(store.replace(self._key, body, until_s))
@@ -121,7 +121,7 @@ class _StoreChecks:
             status = BucketWatch(self._url, run=name, token=self._token).look()
         except ConfigurationError:
             return RunDescription()
-        objects = RunObjects(ObjectStore(self._url), name, self._token)
+        objects = RunObjects(ObjectStore(self._url, token=self._token), name, self._token)
         fields = asyncio.run(objects.description(time.monotonic() + _CHECK_S))
         workers = len(status.calls) if status.roll is None else len(status.roll.names)
         return RunDescription(fields=fields, workers=workers)
