@@ -71,9 +71,8 @@ class WorkerMetrics:
 
     >>> WorkerMetrics(loss=2.5, sent_bytes=7).describe()
     {'loss': 2.5, 'sent_bytes': 7}
-    >>> metrics, flaws = WorkerMetrics.read({"loss": float("nan"), "sent_bytes": 7})
-    >>> metrics.describe(), flaws
-    ({'sent_bytes': 7}, ('loss is nan',))
+    >>> WorkerMetrics.read({"loss": float("nan"), "sent_bytes": 7}).describe()
+    {'sent_bytes': 7}
     """
 
     loss: float | None = None
@@ -87,30 +86,20 @@ class WorkerMetrics:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
-    def read(cls, data: Any) -> tuple[Self, tuple[str, ...]]:
-        """From what `describe` returned elsewhere, or from anything else.
+    def read(cls, told: Mapping[str, Any]) -> Self:
+        """The plausible values of what `describe` returned elsewhere, or of anything else.
 
         Names that are not known here are passed over: a later version may have them.
-
-        Returns:
-            The plausible values, and a line for each other one, which is dropped.
         """
-        if not isinstance(data, Mapping):
-            return cls(), (f"all of it is a {type(data).__name__}",)
-        given = {field.name: data[field.name] for field in fields(cls) if field.name in data}
-        flaws = {name: flaw for name, value in given.items() if (flaw := _flaw(name, value))}
-        sound = {name: value for name, value in given.items() if name not in flaws}
-        return cls(**sound), tuple(flaws.values())
+        names = [field.name for field in fields(cls)]
+        return cls(**{n: told[n] for n in names if n in told and _is_plausible(n, told[n])})
 
 
-def _flaw(name: str, value: Any) -> str:
-    """Why `value` cannot be that of the metric `name`, or ""."""
+def _is_plausible(name: str, value: Any) -> bool:
     kinds = (int,) if name.endswith("_bytes") else (int, float)
-    if type(value) not in kinds:
-        return f"{name} is a {type(value).__name__}"
     least = -_LARGEST if name == "loss" else 0
     # In this form, NaN is refused.
-    return "" if least <= value <= _LARGEST else f"{name} is {str(value)[:30]}"
+    return type(value) in kinds and least <= value <= _LARGEST
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -82,7 +82,7 @@ def test_what_lies_in_a_store_since_before_is_read_and_written_the_same() -> Non
     assert text_of(read_as(WorkerReport, call)) == call
     assert text_of(read_as(View, roll)) == roll
     told = read_as(WorkerReport, call.replace("7", 'NaN, "loss": 2.5')).metrics
-    assert WorkerMetrics.read(told)[0] == WorkerMetrics(loss=2.5)
+    assert WorkerMetrics.read(told) == WorkerMetrics(loss=2.5)
 
 
 def test_the_first_roll_has_those_that_the_most_began_alike() -> None:

@@ -89,7 +89,7 @@ def test_finished_runs_are_kept_and_differences_are_paired(tmp_path) -> None:
     assert sorted(runner.seen[6:]) == ["ddp-seed2", "diloco-seed2", "muloco-seed2"]
     found = again.statistics()
     assert found["muloco"]["val_loss"]["mean"] == pytest.approx(11.5)
-    paired = {"mean": -0.5, "standard_error": 0.0, "seeds": [0, 1, 2]}
+    paired = {"mean": -0.5, "standard_error": 0.0, "seeds": (0, 1, 2)}
     assert found["muloco"]["val_loss_minus_baseline"] == paired
     ddp = found["ddp"]["val_loss_minus_baseline"]
     assert ddp["mean"] == pytest.approx(9.0)  # -1, 9, 19
@@ -97,7 +97,8 @@ def test_finished_runs_are_kept_and_differences_are_paired(tmp_path) -> None:
     assert found["diloco"]["val_loss_minus_baseline"] is None
     written = json.loads((tmp_path / "compare.json").read_text())
     assert [run["seed"] for run in written["ddp"]] == [0, 1, 2]
-    assert json.loads((tmp_path / "statistics.json").read_text())["rows"] == found
+    rows = json.loads((tmp_path / "statistics.json").read_text())["rows"]
+    assert rows == json.loads(json.dumps(found))
 
 
 def test_a_baseline_lies_at_the_same_place_of_the_grid(tmp_path) -> None:

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from run_folders import change, config_of, runs_in, write_run
-from thinwire.runs.comparable import common_ground, most_common, not_comparable
-from thinwire.runs.statistics import estimate, mean_curve, paired_difference, standard_error
+from thinwire.runs.comparable import common_ground, not_comparable
+from thinwire.runs.statistics import Estimate, estimate, mean_curve, paired_difference
 from thinwire.runs.status import read_run
 from thinwire.runs.variants import repeated_runs, variants_of
 from thinwire.train.data import Data
@@ -35,8 +35,6 @@ def test_a_worker_that_may_leave_is_never_one_of_a_fixed_team(tmp_path) -> None:
     (fixed,) = runs_in(tmp_path)
     change(folder / "summary.json", events={})
     assert common_ground(fixed) != common_ground(read_run(folder).run)
-    a, b = {"x": "1"}, {"x": "2"}
-    assert [most_common(grounds) for grounds in ([], [a, b], [a, b, b])] == [None, a, b]
 
 
 def test_a_copy_of_a_run_is_no_second_seed_and_threads_make_no_other_method(tmp_path) -> None:
@@ -52,10 +50,10 @@ def test_a_copy_of_a_run_is_no_second_seed_and_threads_make_no_other_method(tmp_
 
 def test_errors_and_paired_differences_by_hand() -> None:
     # mean 4, deviations -2 0 2 -> s^2 = 8 / 2 = 4, s = 2, 2 / sqrt 3
-    assert standard_error([2.0, 4.0, 6.0]) == pytest.approx(2 / math.sqrt(3), rel=1e-15)
-    assert standard_error([5.0, 5.0]) == 0.0
-    assert standard_error([5.0]) is standard_error([]) is None
-    assert estimate({4: 2.0}).describe() == {"mean": 2.0, "standard_error": None, "seeds": [4]}
+    found = estimate({0: 2.0, 1: 4.0, 2: 6.0})
+    assert found.standard_error == pytest.approx(2 / math.sqrt(3), rel=1e-15)
+    assert estimate({0: 5.0, 1: 5.0}).standard_error == 0.0
+    assert estimate({4: 2.0}) == Estimate(mean=2.0, standard_error=None, seeds=(4,))
     assert estimate(dict.fromkeys(range(7), 0.1)).text(".1f") == "0.1 ± 0.0"
     found = paired_difference({2: 3.5, 0: 1.0, 7: 100.0}, {0: 0.5, 2: 1.0, 1: -100.0})
     # differences 0.5 and 2.5: mean 1.5, s = sqrt 2, s / sqrt 2 = 1

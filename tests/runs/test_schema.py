@@ -73,8 +73,8 @@ def test_a_class_that_was_renamed_makes_no_other_run(tmp_path, monkeypatch) -> N
 
 @pytest.mark.parametrize(
     "text",
-    ['{"a":' * 5000 + "1" + "}" * 5000, '{"a":' * 200 + "1" + "}" * 200, '{"name": "\\ud800"}'],
-    ids=["too deep to be parsed", "deep", "half a character"],
+    ['{"a":' * 5000 + "1" + "}" * 5000, '{"name": "\\ud800"}'],
+    ids=["too deep to be parsed", "half a character"],
 )
 def test_what_no_run_writes_is_refused(tmp_path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
@@ -82,7 +82,7 @@ def test_what_no_run_writes_is_refused(tmp_path, text: str) -> None:
         read_object(tmp_path / "config.json")
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(Exception, match=r"cannot read .*config\.json; because .*; do: restore"):
-        RunFolder(tmp_path).workers()
+        RunFolder(tmp_path).config()
 
 
 def test_counts_of_contributions_are_read_by_member_whatever_its_name(tmp_path) -> None:
@@ -165,7 +165,7 @@ DAMAGE = [
     (config(seed=True), "config.json cannot be used: Expected `int`, got `bool` - at `$.seed`"),
     (file("summary.json", "[]"), "summary.json cannot be read: Expected `object`, got `array`"),
     (summary(val_loss=math.nan), "summary.json cannot be read"),
-    (summary(wait_s=None), "summary.json cannot be used: Object missing required field `wait_s`"),
+    (summary(wall_s=None), "summary.json cannot be used: Object missing required field `wall_s`"),
     (summary(workers=0), "summary.json cannot be used: Expected `int` >= 1 - at `$.workers`"),
     (summary(steps=7), "the last record has step 23, and summary.json 7"),
     (summary(tokens=9), "the last record has tokens 2944, and summary.json 9"),

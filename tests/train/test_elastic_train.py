@@ -402,7 +402,7 @@ def test_a_run_goes_on_with_another_number_of_workers(
             held = any(bool(value.any()) for value in fragment["exchange"].values())
             assert held == (k < 2 and method in ("muloco:bits=2", "sparseloco"))
     assert len({worker.outer_digest() for worker in group.workers}) == 1
-    assert RunFolder(out).workers() == workers
+    assert RunFolder(out).config()["workers"] == workers
     summary = resume(make(method, workers=workers), out)
     assert summary["workers"] == workers
     assert summary["steps"] == 20

@@ -102,7 +102,7 @@ def bucket_page(status: BucketStatus, what: str) -> StatusPage:
             {
                 "identity": identity,
                 "position": None if position is None else asdict(position),
-                "metrics": WorkerMetrics.read(reported)[0].describe(),
+                "metrics": WorkerMetrics.read(reported).describe(),
                 "age_s": None if age_s is None else max(0.0, age_s),  # clocks may differ
                 "state": _worker_state(name, call, roll, is_awaited=is_awaited),
             }

@@ -62,8 +62,6 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     >>> pack(torch.tensor([[1, 2, 3]], dtype=torch.uint8), 4).tolist()
     [[49, 2]]
     """
-    if bits == 8:
-        return codes
     per_byte, n = 8 // bits, codes.shape[1]
     m = packed_nbytes(n, bits)
     if m * per_byte != n:
@@ -81,8 +79,6 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
     >>> unpack(torch.tensor([[49, 2]], dtype=torch.uint8), 4, 3).tolist()
     [[1, 2, 3]]
     """
-    if bits == 8:
-        return packed
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)[:, None]
     planes = (packed[:, None, :] >> shifts) & (2**bits - 1)
     return planes.flatten(1)[:, :count]
@@ -117,8 +113,6 @@ def pack_indices(indices: Tensor, n: int) -> Tensor:
     place = torch.arange(k, device=indices.device)
     bitmap = torch.zeros(rows, 8 * high_bytes, dtype=torch.uint8, device=indices.device)
     bitmap.scatter_(1, (indices >> low) + place, 1)
-    if not low:
-        return pack(bitmap, 1)
     shifts = torch.arange(low, dtype=torch.int32, device=indices.device)[:, None]
     planes = ((indices.to(torch.int32)[:, None, :] >> shifts) & 1).to(torch.uint8)
     return torch.cat([pack(bitmap, 1), pack(planes.flatten(1), 1)], 1)

@@ -15,31 +15,42 @@ from thinwire.codecs.bits import saturating_cast
 from thinwire.fragments.layout import Layout
 
 
-class _CastSpan(BoundCodec):
-    """The numbers of one span, one after the other."""
+class CastSpan(BoundCodec):
+    """The numbers of one part of a vector, one after the other.
+
+    Args:
+        id: of the byte format.
+        numel: of the part.
+        dtype: of a number on the wire.
+    """
 
     def __init__(self, id: str, numel: int, dtype: torch.dtype) -> None:
         self._dtype = dtype
         super().__init__(id, Layout.vector(numel), numel * dtype.itemsize)
 
     def as_numbers(self, payload: Tensor) -> Tensor | None:
+        """The payload, if it holds fp32 at an aligned place."""
         is_aligned = payload.storage_offset() % self._dtype.itemsize == 0
         return payload.view(torch.float32) if self._dtype == torch.float32 and is_aligned else None
 
     def encode_to(self, out: Tensor, x: Tensor, round: int = 0) -> None:
+        """Cast the numbers."""
         out.copy_(saturating_cast(x, self._dtype).view(torch.uint8))
 
     def add_to(
         self, out: Tensor, payloads: Sequence[Tensor], *, weight: float, round: int = 0
     ) -> None:
+        """Widen and add one payload after the other."""
         scaled = torch.empty_like(out)
         for payload in payloads:
             out += torch.mul(self._values(payload).float(), weight, out=scaled)
 
     def coefficients(self, payload: Tensor, round: int = 0) -> Tensor:
+        """The numbers, with the signs of their zeros."""
         return self._values(payload).float()
 
     def largest(self, payload: Tensor, round: int = 0) -> Tensor:
+        """The largest number, found before it is widened."""
         low, high = self._values(payload).aminmax()
         return torch.maximum(-low, high).float()
 
@@ -58,7 +69,7 @@ class _Cast(Codec):
         """Lay the segments one after the other; shapes do not matter."""
         whole = VectorPart((s.start, s.stop) for s in layout.segments)
         spanned = (p for a, b in whole.ranges for p in spans(a, b, block_numel(device)))
-        parts = ((p, _CastSpan(self.id, p.numel, self._dtype)) for p in spanned)
+        parts = ((p, CastSpan(self.id, p.numel, self._dtype)) for p in spanned)
         return PiecewiseCodec(self.id, layout, parts, is_exact=True)
 
 

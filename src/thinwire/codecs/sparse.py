@@ -10,14 +10,8 @@ from torch import Tensor
 
 from thinwire.blocks import VectorPart, block_numel
 from thinwire.codecs.base import BoundCodec, PiecewiseCodec, squared_norm_of
-from thinwire.codecs.bits import (
-    bytes_of,
-    elias_fano_sizes,
-    floats,
-    pack_indices,
-    saturating_cast,
-    unpack_indices,
-)
+from thinwire.codecs.bits import elias_fano_sizes, pack_indices, unpack_indices
+from thinwire.codecs.cast import CastSpan
 from thinwire.codecs.grouping import Chunks, Grouping, RowBatch
 from thinwire.codecs.levels import RoundKey
 from thinwire.codecs.row_format import Decoded, GroupedCodec
@@ -160,8 +154,12 @@ class TopK(_KOfEach):
         if not self.values.spans_rows:
             return GroupedCodec.bind(self, layout, device=device)
         sections = filter(None, self.groups.sections(layout, block_numel(device)))
-        codecs = (_SectionCodec(self, section) for section in sections)
-        return PiecewiseCodec(self.id, layout, ((codec.part, codec) for codec in codecs))
+        return PiecewiseCodec(self.id, layout, map(self._of_section, sections))
+
+    def _of_section(self, batches: Sequence[RowBatch]) -> tuple[VectorPart, BoundCodec]:
+        part = VectorPart(span for batch in batches for span in batch.part.ranges)
+        codec, plain = _SectionCodec(self, batches), CastSpan(self.id, part.numel, self.verbatim)
+        return part, min(plain, codec, key=lambda its: its.nbytes)
 
 
 class _SectionCodec(BoundCodec):
@@ -170,25 +168,19 @@ class _SectionCodec(BoundCodec):
     def __init__(self, codec: TopK, batches: Sequence[RowBatch]) -> None:
         self._codec, self._batches = codec, batches
         self._sizes = [batch.part.numel for batch in batches]
-        self.part = VectorPart(span for batch in batches for span in batch.part.ranges)
         kept = sum(batch.rows * codec.k_of(batch.columns) for batch in batches)
         places = sum(batch.rows * codec.places_nbytes(batch.columns) for batch in batches)
-        sparse = places + codec.values.nbytes(kept)
-        plain = self.part.numel * codec.verbatim.itemsize
-        self._is_plain = plain <= sparse
-        super().__init__(codec.id, Layout.vector(self.part.numel), min(sparse, plain))
+        layout = Layout.vector(sum(self._sizes))
+        super().__init__(codec.id, layout, places + codec.values.nbytes(kept))
 
     def encode_to(self, out: Tensor, x: Tensor, round: int = 0) -> None:
         codec, parts = self._codec, x.split(self._sizes)
         rows = [batch.rows_of(part) for batch, part in zip(self._batches, parts, strict=True)]
-        if self._is_plain:
-            records = [bytes_of(saturating_cast(part, codec.verbatim)) for part in rows]
-        else:
-            places = [largest(part, codec.k_of(part.shape[1])) for part in rows]
-            pairs = list(zip(rows, places, strict=True))
-            chosen = torch.cat([part.gather(1, where).view(1, -1) for part, where in pairs], 1)
-            records = [pack_indices(where, part.shape[1]) for part, where in pairs]
-            records.append(codec.values.write(chosen))
+        places = [largest(part, codec.k_of(part.shape[1])) for part in rows]
+        pairs = list(zip(rows, places, strict=True))
+        chosen = torch.cat([part.gather(1, where).view(1, -1) for part, where in pairs], 1)
+        records = [pack_indices(where, part.shape[1]) for part, where in pairs]
+        records.append(codec.values.write(chosen))
         torch.cat([record.view(-1) for record in records], out=out)
 
     def add_to(
@@ -211,10 +203,6 @@ class _SectionCodec(BoundCodec):
     def _read(self, payload: Tensor) -> list[Decoded]:
         """The numbers of each batch."""
         batches, codec = self._batches, self._codec
-        if self._is_plain:
-            parts = payload.split([numel * codec.verbatim.itemsize for numel in self._sizes])
-            pairs = zip(parts, batches, strict=True)
-            return [Decoded(floats(part.view(b.rows, -1), codec.verbatim)) for part, b in pairs]
         sizes = [batch.rows * codec.places_nbytes(batch.columns) for batch in batches]
         *records, packed = payload.split([*sizes, len(payload) - sum(sizes)])
         places = [

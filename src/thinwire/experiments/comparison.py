@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec import to_builtins
+
 from thinwire.errors import check
 from thinwire.experiments.experiment import Experiment, Tuning
 from thinwire.experiments.grid import VariantSpec, specs_of, with_candidates
@@ -93,15 +95,10 @@ def _choose(
     spec: VariantSpec, tried: Sequence[ComparisonRow], best: Sequence[ComparisonRow]
 ) -> TuningResult:
     losses = _mean_losses(best or tried)
-    if losses is None:
-        return TuningResult(spec=spec, tried=tried, chosen=None, why="runs are missing")
     if not losses:
-        return TuningResult(
-            spec=spec,
-            tried=tried,
-            chosen=None,
-            why="every candidate diverged with at least one seed",
-        )
+        diverged = "every candidate diverged with at least one seed"
+        why = "runs are missing" if losses is None else diverged
+        return TuningResult(spec=spec, tried=tried, chosen=None, why=why)
     seeds = ", ".join(str(seed) for seed in best[0].statuses)
     why = f"the lowest mean loss over seeds {seeds} of the best {len(best)} of {len(tried)}"
     chosen = min(losses, key=lambda c: losses[c])
@@ -184,9 +181,9 @@ class Comparison:
         """Means and errors of every row, as JSON-able data."""
         return {
             row.spec.label: {
-                "val_loss": None if row.loss is None else row.loss.describe(),
+                "val_loss": to_builtins(row.loss),
                 "baseline": self.baselines.get(row.spec.label),
-                "val_loss_minus_baseline": None if apart is None else apart.describe(),
+                "val_loss_minus_baseline": to_builtins(apart),
             }
             for row in self.rows
             for apart in [self.difference(row)]

@@ -174,5 +174,4 @@ def number_text(value: float) -> str:
     >>> number_text(4e-3), number_text(1.0), number_text(0.1234567)
     ('0.004', '1', '0.1234567')
     """
-    short = f"{value:g}"
-    return short if float(short) == value else repr(value)
+    return repr(value).removesuffix(".0")

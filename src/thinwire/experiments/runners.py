@@ -14,7 +14,7 @@ from thinwire.experiments.grid import VariantSpec, configure
 from thinwire.runs.comparable import check_comparable, not_comparable
 from thinwire.runs.find import note_planned_runs
 from thinwire.runs.schema import read_config
-from thinwire.runs.statistics import Estimate, estimate
+from thinwire.runs.statistics import Estimate
 from thinwire.runs.status import RunState, RunStatus, forget_failure, note_failure, status_of
 from thinwire.runs.variants import Variant
 from thinwire.train.config import TrainConfig
@@ -148,21 +148,18 @@ class ComparisonRow:
     @property
     def variant(self) -> Variant | None:
         """The row's finished runs; None if none has finished."""
-        runs = [status.run for status in self.statuses.values() if status.run is not None]
-        if not runs:
-            return None
-        return Variant(label=self.spec.label, runs=tuple(sorted(runs, key=lambda run: run.seed)))
+        runs = tuple(s.run for _, s in sorted(self.statuses.items()) if s.run is not None)
+        return Variant(label=self.spec.label, runs=runs) if runs else None
 
     @property
     def loss(self) -> Estimate | None:
         """Mean validation loss; None without finished runs."""
-        return estimate(self.losses) if self.losses else None
+        return self.variant and self.variant.loss
 
     @property
     def losses(self) -> dict[int, float]:
         """Validation loss of the finished runs, by seed."""
-        found = self.statuses.items()
-        return {seed: s.run.summary.val_loss for seed, s in found if s.run is not None}
+        return {} if self.variant is None else self.variant.losses
 
 
 @dataclass(eq=False)  # what it knows grows

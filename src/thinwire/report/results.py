@@ -111,7 +111,7 @@ def contributions_table(variants: Sequence[Variant]) -> TextTable:
                 rejected = {kind: count for kind, count in found.items() if kind != CLIPPED}
                 why = ", ".join(f"{kind} {count}" for kind, count in rejected.items())
                 total, clipped = str(sum(rejected.values())), str(found.get(CLIPPED, 0))
-                rows.append((variant.label, str(run.seed), member, total, why, clipped))
+                rows.append((variant.label, str(run.config.seed), member, total, why, clipped))
     head = ("method", "seed", "member", "rejected", "reason", "clipped")
     title = "Rejected and clipped"
     return TextTable(title=title, name="contributions", head=head, rows=tuple(rows))

@@ -1,7 +1,6 @@
 """Conditions under which the losses of runs can be compared, before and after they have run."""
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,12 +37,6 @@ def common_ground(run: FinishedRun) -> dict[str, str]:
     }
 
 
-def most_common(grounds: Sequence[Mapping[str, str]]) -> Mapping[str, str] | None:
-    """The most frequent of `grounds`, of several the first; None without any."""
-    counted = Counter(tuple(sorted(ground.items())) for ground in grounds).most_common(1)
-    return dict(counted[0][0]) if counted else None
-
-
 def not_comparable(runs: Sequence[FinishedRun]) -> dict[Path, str]:
     """Folders of the runs that cannot be compared with most of `runs`, and why not.
 
@@ -51,11 +44,12 @@ def not_comparable(runs: Sequence[FinishedRun]) -> dict[Path, str]:
         runs: if two groups of them are as large, the one that begins first is the majority.
     """
     grounds = {run.folder: common_ground(run) for run in runs}
-    majority = most_common(list(grounds.values()))
+    each = list(grounds.values())
+    majority = max(each, key=each.count, default={})
     return {
         folder: differences(ground, majority)
         for folder, ground in grounds.items()
-        if majority is not None and ground != majority
+        if ground != majority
     }
 
 

@@ -1,7 +1,7 @@
 """The files of a run, written while it trains: config.json, metrics.jsonl, summary.json, ..."""
 
 import json
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,6 @@ _WITH_WORKERS = ("workers", "machine.threads")
 def write_json(path: Path, data: Any) -> None:
     """Write `data` atomically: a reader sees the old file or the new one."""
     replace_text(path, json.dumps(data, indent=2, sort_keys=True, allow_nan=False) + "\n")
-
-
-def without(fields: Mapping[str, str], left_out: Collection[str]) -> dict[str, str]:
-    """`fields` except those named in `left_out`."""
-    return {field: value for field, value in fields.items() if field not in left_out}
 
 
 class RunFolder:
@@ -51,7 +46,7 @@ class RunFolder:
             ConfigurationError: the folder cannot be written.
         """
         if self.has_run():
-            if self.workers() != config["workers"]:
+            if read_config(self.path).workers != config["workers"]:
                 write_json(self.path / "config.json", config)
             return
         try:
@@ -87,8 +82,8 @@ class RunFolder:
             other_workers: the number of workers has changed.
         """
         may_differ = _WITH_WORKERS if other_workers else ()
-        begun = identities(self.config() if saved is None else saved, config)
-        theirs, mine = (without(fields, may_differ) for fields in begun)
+        begun = self.config() if saved is None else saved
+        theirs, mine = identities(begun, config, may_differ)
         check_same(
             theirs,
             mine,
@@ -109,10 +104,6 @@ class RunFolder:
     def is_elastic(self) -> bool:
         """True if the run is of an elastic worker: only these write events."""
         return (self.path / "events.jsonl").exists()
-
-    def workers(self) -> int:
-        """K of the run."""
-        return int(self.config()["workers"])
 
     def has_run(self) -> bool:
         """True if a run was begun in this folder."""

@@ -11,7 +11,6 @@ from thinwire.errors import CheckpointError
 from thinwire.handshake import flatten_description
 from thinwire.method import migrate_names
 
-_DEEPEST: Final = 50
 _STATES: Final = ("live_weights", "inner_state", "anchor", "outer_state", "feedback")
 
 # Prefix of the fields with the contents of a model's file.
@@ -98,7 +97,6 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
         peak_sent_bytes_per_step: most that a worker sent after one inner step.
         added_nbytes: that sealing added to each message; None where they were not sealed.
         wall_s: of the whole run.
-        wait_s: waits of a worker for exchanges.
         workers_here: workers that shared the process; None in runs of older versions.
         is_elastic: workers could join and leave.
         contributions: number of rejected or clipped ones, by member and kind.
@@ -117,7 +115,6 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     peak_sent_bytes_per_step: Count
     added_nbytes: int | None = msgspec.field(default=None, name="added_bytes_per_message")
     wall_s: Amount
-    wait_s: Amount
     workers_here: int | None = None
     is_elastic: bool
     contributions: dict[str, dict[str, Count]] = {}
@@ -176,11 +173,6 @@ class FinishedRun:
     summary: RunSummary
     records: tuple[RunRecord, ...]
     corpus: str | None
-
-    @property
-    def seed(self) -> int:
-        """Seed of the initial weights and of the order of the data."""
-        return self.config.seed
 
     @property
     def memory_bytes(self) -> Mapping[str, int]:
@@ -292,15 +284,7 @@ def read_object(file: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: it cannot be read, or holds something else.
     """
-    found = _parsed(_content(file), dict[str, Any], file, file.name)
-    # Level by level: recursion would end in an error of its own.
-    level: list[Any] = [found]
-    for _ in range(_DEEPEST):
-        inside = [each.values() if isinstance(each, dict) else each for each in level]
-        level = [each for values in inside for each in values if isinstance(each, dict | list)]
-    if level:
-        raise _corrupt(file, f"{file.name} cannot be read: its objects are over {_DEEPEST} deep")
-    return found
+    return _parsed(_content(file), dict[str, Any], file, file.name)
 
 
 def _content(file: Path) -> bytes:
@@ -360,17 +344,23 @@ def identity_fields(description: Mapping[str, Any]) -> dict[str, str]:
 
 
 def identities(
-    begun: Mapping[str, Any], asked_for: Mapping[str, Any]
+    begun: Mapping[str, Any], asked_for: Mapping[str, Any], ignored: tuple[str, ...] = ()
 ) -> tuple[dict[str, str], dict[str, str]]:
     """The identity fields of a run that was begun and of a requested one, comparable.
 
     Earlier versions recorded the name of the model's file and not its contents, which are then left
     out of both.
 
+    Args:
+        begun: as in `identity_fields`.
+        asked_for: as in `identity_fields`.
+        ignored: how the names of fields begin that may differ.
+
     >>> identities({"model": {"size": "a"}}, {"model": {"size": "a", "configuration": {"b": 1}}})
     ({'model.size': 'a'}, {'model.size': 'a'})
     """
     theirs, mine = identity_fields(begun), identity_fields(asked_for)
     if not any(name.startswith(MODEL_CONFIGURATION) for name in theirs):
-        mine = {n: value for n, value in mine.items() if not n.startswith(MODEL_CONFIGURATION)}
-    return theirs, mine
+        ignored = (*ignored, MODEL_CONFIGURATION)
+    left = ({n: v for n, v in its.items() if not n.startswith(ignored)} for its in (theirs, mine))
+    return next(left), next(left)

@@ -2,9 +2,8 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,31 +33,11 @@ class Estimate:
             return mean
         return f"{mean} ± {format(self.standard_error, form.replace('+', ''))}"
 
-    def describe(self) -> dict[str, Any]:
-        """Return the fields as JSON-able data."""
-        return asdict(self) | {"seeds": list(self.seeds)}
-
-
-def standard_error(values: Sequence[float]) -> float | None:
-    """Standard error of the mean; None for a single value.
-
-    s / sqrt(n),  s^2 = sum_i (x_i - mean)^2 / (n - 1)
-
-    Args:
-        values: [n].
-
-    >>> standard_error([1.0, 3.0])
-    1.0
-    >>> standard_error([1.0]) is None
-    True
-    """
-    if len(values) < 2:
-        return None
-    return statistics.stdev(values) / math.sqrt(len(values))
-
 
 def estimate(by_seed: Mapping[int, float]) -> Estimate:
     """Mean and standard error of one value per seed.
+
+    s / sqrt(n),  s^2 = sum_i (x_i - mean)^2 / (n - 1)
 
     Args:
         by_seed: seed to value; at least one.
@@ -68,9 +47,8 @@ def estimate(by_seed: Mapping[int, float]) -> Estimate:
     """
     seeds = sorted(by_seed)
     values = [by_seed[seed] for seed in seeds]
-    return Estimate(
-        mean=statistics.fmean(values), standard_error=standard_error(values), seeds=tuple(seeds)
-    )
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+    return Estimate(mean=statistics.fmean(values), standard_error=error, seeds=tuple(seeds))
 
 
 def paired_difference(by_seed: Mapping[int, float], base: Mapping[int, float]) -> Estimate | None:

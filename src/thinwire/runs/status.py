@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from thinwire.errors import CheckpointError
 from thinwire.handshake import first_difference
-from thinwire.runs.folder import RunFolder, without, write_json
+from thinwire.runs.folder import RunFolder, write_json
 from thinwire.runs.schema import (
     FinishedRun,
     identities,
@@ -113,7 +113,7 @@ def status_of(folder: Path, described: Mapping[str, Any]) -> RunStatus:
     if theirs is not None:
         # Its own part of the cores is no reason to run again, unless a number was asked for.
         ignored = () if described["machine"]["threads"] else ("machine.threads",)
-        there, here = (without(f, ignored) for f in identities(theirs.described, described))
+        there, here = identities(theirs.described, described, ignored)
         field = first_difference(there, here)
         if field is not None:  # another configuration: its state does not matter
             values = f"{there.get(field, 'missing')} there and {here.get(field, 'missing')} here"

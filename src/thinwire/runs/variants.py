@@ -43,12 +43,12 @@ class Variant:
     @property
     def seeds(self) -> tuple[int, ...]:
         """The seeds of the runs."""
-        return tuple(run.seed for run in self.runs)
+        return tuple(run.config.seed for run in self.runs)
 
     @property
     def losses(self) -> dict[int, float]:
         """Validation loss at the end, by seed."""
-        return {run.seed: run.summary.val_loss for run in self.runs}
+        return {run.config.seed: run.summary.val_loss for run in self.runs}
 
     @property
     def loss(self) -> Estimate:
@@ -99,7 +99,7 @@ class Variant:
         """
         return mean_curve(
             {
-                run.seed: {
+                run.config.seed: {
                     record.step: value
                     for record in run.records
                     if (value := quantity(record)) is not None
@@ -117,7 +117,7 @@ def repeated_runs(runs: Sequence[FinishedRun]) -> dict[Path, str]:
     first: dict[tuple[_Key, int], FinishedRun] = {}
     repeated: dict[Path, str] = {}
     for run in runs:
-        kept = first.setdefault((_key(run), run.seed), run)
+        kept = first.setdefault((_key(run), run.config.seed), run)
         if kept is not run:
             repeated[run.folder] = (
                 f"the same configuration and seed as {kept.folder}, which is shown"
@@ -139,7 +139,7 @@ def variants_of(runs: Sequence[FinishedRun]) -> list[Variant]:
     together: dict[_Key, list[FinishedRun]] = {}
     for run in sorted(runs, key=place):
         together.setdefault(_key(run), []).append(run)
-    groups = [sorted(group, key=lambda run: run.seed) for group in together.values()]
+    groups = [sorted(group, key=lambda run: run.config.seed) for group in together.values()]
     labels = _labels([group[0] for group in groups])
     return [
         Variant(label=label, runs=tuple(group)) for label, group in zip(labels, groups, strict=True)

@@ -95,7 +95,7 @@ def resume(
     config = launch.resolve(config, elastic, begun=begun)
     # The size of a share depends on it, so an elastic run cannot change it.
     is_fixed = elastic is None or elastic.is_fixed
-    changed = begun is not None and is_fixed and begun.workers() != config.workers
+    changed = begun is not None and is_fixed and begun.config()["workers"] != config.workers
     if begun is not None:
         begun.check_same(config.describe(), other_workers=changed)
     finished = folder.summary()
