@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import to_builtins
 
 from claim_settings import SEEDS, SMALL, tuned
 from setting import setting as machine
@@ -192,7 +193,7 @@ def row(
     curves = {seed: curve(result, speeds) for seed, result in found.items()}
     return {
         "val_loss_by_seed": losses,
-        "val_loss": estimate(losses).describe(),
+        "val_loss": to_builtins(estimate(losses)),
         "minus_diloco": None if difference is None else difference.describe(),
         "virtual_s": statistics.mean(points[-1][1] for points in curves.values()),
         "virtual_s_to_diloco_loss": statistics.mean(times)

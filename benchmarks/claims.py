@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
+from msgspec import to_builtins
 
 from claim_arms import arms, borrowed
 from claim_clock import clock
@@ -215,8 +216,8 @@ def _row(variant: Variant, config: TrainConfig) -> dict[str, Any]:
 def _against(own: Mapping[int, float], losses: Mapping[str, Mapping[int, float]]) -> dict[str, Any]:
     """The mean loss of an arm, and its differences to those that all are compared with."""
     minus = {base: paired_difference(own, losses[base]) for base in BASES if base in losses}
-    described = {f"minus_{base}": by and by.describe() for base, by in minus.items()}
-    return {"val_loss": estimate(own).describe(), **described}
+    described = {f"minus_{base}": to_builtins(by) for base, by in minus.items()}
+    return {"val_loss": to_builtins(estimate(own)), **described}
 
 
 def _curve(variant: Variant) -> list[tuple[int, float]]:

@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec import to_builtins
+
 import thinwire as tw
 from claim_tuning import search_all, with_settings
 from moved_bytes import megabytes, moved
@@ -183,8 +185,8 @@ def row(run: dict[str, Any], own: dict[int, float], losses: dict[str, dict[int, 
     minus = {base: paired_difference(own, losses[base]) for base in BASELINES}
     size = {each: run[each] for each in ("workers", "parameters", "steps")}
     return {
-        "val_loss": estimate(own).describe(),
-        **{f"minus_{base}": by and by.describe() for base, by in minus.items()},
+        "val_loss": to_builtins(estimate(own)),
+        **{f"minus_{base}": to_builtins(by) for base, by in minus.items()},
         **moved(run["sent_bytes_per_worker"], run["received_bytes_per_worker"], **size),
     }
 

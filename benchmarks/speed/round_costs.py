@@ -73,7 +73,7 @@ def _memory(
     beside state and payload.
     """
     worker = ObservedWorker(lambda: build().to(dtype), method, workers)
-    largest = max(fragment.layout.numel for fragment in worker.loop._state.fragments)
+    largest = max(f.outer.flat_anchor().numel() for f in worker.loop._state.fragments)
     begin = finish = 0
     for _ in range(2 * method.sync_every):
         worker.train()
