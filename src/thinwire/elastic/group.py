@@ -297,7 +297,8 @@ class StoreGroup:
         store, keys, here = self._objects.store, swap.keys, sorted({*present, self.rank})
         timeout_s, there = self._timeouts.exchange(nbytes * len(keys)), set[int]()
         self._missed += 1
-        self._timeouts.timed_out()
+        if await self._lost_among([*keys]) != {*keys}:
+            self._timeouts.timed_out()  # one that is lost would not come in any time
         if swap.stand_in is not None:
             # Each worker stands in for some, then for all that no other has stood in for.
             mine = sorted(keys)[here.index(self.rank) :: len(here)]
