@@ -109,7 +109,7 @@ def test_rows_that_are_missing_stale_of_another_corpus_or_borrowed_decide_nothin
         ({"val_loss_by_seed": {"0": 1.0}}, "one seed"),
     ):
         assert reason in why("noloco", rows | {"noloco": rows["noloco"] | changed})
-    assert "another K or H" in why("muloco K=16", rows)
+    assert "another K or H" in why("diloco K=16", rows)
     own = SMALL.__class__(
         **vars(TUNED) | {"chosen": TUNED.chosen | {"muloco K=1": {"inner_lr": 1.5e-2}}}
     )
