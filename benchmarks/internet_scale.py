@@ -84,7 +84,10 @@ def main() -> None:
                 runs[f"{exchange}, {workers} workers, {parameters:.0e} parameters"] = [found]
                 print(exchange, *found.values(), sep=" | ")
     next_design = [two_levels(workers) for workers in WORKERS]
-    write_runs(__file__, str(__doc__).splitlines()[0], runs, two_levels=next_design)
+    command = "python benchmarks/internet_scale.py"
+    write_runs(
+        __file__, str(__doc__).splitlines()[0], runs, command=command, two_levels=next_design
+    )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Processes that are forked once torch is imported, so that many fit into memory, 
 over `thinwire hub` (SeaweedFS, TLS, sealed payloads) on the same machine: 65 numbers by gather, or
 266,240 by reduce-scatter. Where workers die, a tenth of them are killed in the third round and as
 many in the fifth, once they have sent their shards and before they send the shard that they own.
-Bytes and requests of messages are those of the plan, and all digests are equal, or the run fails.
+Where none dies, bytes of messages are those of the plan; all digests are equal, or the run fails.
 """
 
 import json
@@ -71,10 +71,9 @@ def doomed(connection: Any, last: int) -> None:
     connection.run = dying
 
 
-def work(address: str, name: str, case: tuple[str, int, int], last: int, results: Any) -> None:
-    """One worker, from joining to its end, or to its exchange number `last` if that is not 0."""
+def work(address: str, name: str, exchange: str, least: int, last: int, results: Any) -> None:
+    """One of `least` workers or more, to the end, or to exchange `last` if that is not 0."""
     torch.set_num_threads(1)
-    exchange, _, least = case
     net, described, marks = model(exchange), method(exchange), list[Any]()
     optimizer = described.inner.build(net)
     connection = tw.transport.Elastic(
@@ -115,15 +114,15 @@ def measured(address: str, exchange: str, workers: int, *, die: bool) -> dict[st
     results, running = context.SimpleQueue(), list[Any]()
     # torch imports for seconds with the first optimizer: once, and not in every process.
     method(exchange).inner.build(model(exchange))
-    # Any tenth: those of a stride of 10 that begins elsewhere.
+    # Every fifth: in turns, a victim of the one round and of the other.
     lasts = {n: FATAL[n % 10 // 5] for n in range(workers) if die and n % 5 == 3}
-    case = exchange, workers, workers - len(lasts)
+    least = workers - len(lasts)
     began_s = time.monotonic()
     for number in range(workers):
-        given = address, f"w{number:03}", case, lasts.get(number, 0), results
+        given = address, f"w{number:03}", exchange, least, lasts.get(number, 0), results
         running.append(context.Process(target=work, args=given))
         running[-1].start()
-    found = [results.get() for _ in range(workers - len(lasts))]
+    found = [results.get() for _ in range(least)]
     for process in running:
         process.join()
     shape = Shape.of_model(model(exchange))

@@ -145,3 +145,22 @@ def test_finite_numbers_whose_sum_is_not_are_sent(feedback) -> None:
     for number in (1e38, -1e38):
         payload = encoded(state, torch.full((5000,), number), coder)
         assert bool(torch.isfinite(coder.decode(payload)).all())
+
+
+def test_a_difference_that_overflows_is_refused_before_feedback_changes() -> None:
+    method = tw.presets.diloco(
+        sync_every=1, codec=tw.codecs.Quantise(bits=2), feedback=tw.ErrorFeedback()
+    )
+    team = Team(method, sgd, 2).train(1)
+    loop, model = team.loops[0], team.models[0]
+    (fragment,) = loop._state.fragments
+    before = fragment.exchange.feedback()
+    assert any(value.any() for value in before.values())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(-3e38)
+    fragment.outer.flat_anchor().fill_(3e38)
+    with pytest.raises(tw.NonFiniteError, match="NaN or an infinity"):
+        loop.begin()
+    after = fragment.exchange.feedback()
+    assert all(torch.equal(after[key], value) for key, value in before.items())

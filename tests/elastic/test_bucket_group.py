@@ -45,6 +45,7 @@ from thinwire.plan.shape import Shape
 from thinwire.plan.traffic import traffic
 from thinwire.security.sealing import SEAL_NBYTES
 from thinwire.security.token import Token
+from thinwire.storage import StatePlacement
 from thinwire.transport import RoundTag, in_process
 from thinwire.transport.base import to_all
 from thinwire.transport.object_store import ObjectStore
@@ -166,7 +167,9 @@ def test_shards_that_come_too_late_are_left_out_by_all_of_their_owners(store) ->
     assert all(1 in worker.loop.stats.left_out for worker in running)
 
 
-def reductions(store: Any, token: Token | None) -> tuple[list[StoreGroup], list[ExchangeState]]:
+def reductions(
+    store: Any, token: Token | None, device: str = "cpu"
+) -> tuple[list[StoreGroup], list[ExchangeState]]:
     timeouts = {"floor_s": 1, "patience": 1, "unmeasured_s": 1, "fixed_s": 0.5}
     groups = list[StoreGroup]()
     for rank in range(3):
@@ -174,22 +177,36 @@ def reductions(store: Any, token: Token | None) -> tuple[list[StoreGroup], list[
         groups.append(
             StoreGroup(objects, "abc", rank, Timeouts(**timeouts), LostWorkers(objects, 0.5))
         )
+    how = {"drops_bad_messages": True, "storage": StatePlacement(torch.device(device))}
     states = [
-        state_of(tw.ReduceScatter(), rank, 3, drops_bad_messages=True, codec=codecs.CastBF16())
-        for rank in range(3)
+        state_of(tw.ReduceScatter(), rank, 3, codec=codecs.CastBF16(), **how) for rank in range(3)
     ]
     return groups, states
 
 
 def begun(groups: Sequence[StoreGroup], states: Sequence[ExchangeState], tag: RoundTag) -> Any:
-    messages = [s.encode(DenseVector(delta_of(rank)), tag) for rank, s in enumerate(states)]
+    messages = [
+        state.encode(DenseVector(delta_of(rank).to(state._device)), tag)
+        for rank, state in enumerate(states)
+    ]
     pairs = zip(groups, states, messages, strict=True)
     return [group.run(state.run(message, tag), tag) for group, state, message in pairs]
 
 
+GPU = pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 @pytest.mark.parametrize("token", [None, Token(SECRET)], ids=["open", "sealed"])
-def test_another_worker_combines_the_shard_of_one_that_is_lost(token, store) -> None:
-    groups, states, hold = *reductions(store, token), Hold()
+def test_another_worker_combines_the_shard_of_one_that_is_lost(
+    token, device: str, store, monkeypatch
+) -> None:
+    groups, states, hold = *reductions(store, token, device), Hold()
+    stand_in = ExchangeState._stand_in
+    # Neither on the host, perhaps, nor in one piece.
+    monkeypatch.setattr(
+        ExchangeState, "_stand_in", lambda *args: torch.stack([stand_in(*args)] * 2, 1)[:, 0]
+    )
     put = groups[1]._objects.store.put
 
     async def dies(key: str, *args: Any) -> bool:
@@ -213,15 +230,14 @@ def test_another_worker_combines_the_shard_of_one_that_is_lost(token, store) -> 
     # It had not sent its own shard to anybody.
     expected[start:end] = without[0].mean.whole()[start:end].bfloat16()
     for result in found:
-        assert torch.equal(result.mean.whole(), expected)
+        assert torch.equal(result.mean.whole().cpu(), expected)
         assert not result.left_out
     assert not torch.equal(expected, every[0].mean.whole())
     # What a newcomer replays.
-    place, (group, *_) = groups[0].place_of(found[0].messages), groups
-    until_s = time.monotonic() + UP_S
-    there = asyncio.run(group._objects.messages(place, 3, until_s, nbytes=1))
+    place, until_s = groups[0].place_of(found[0].messages), time.monotonic() + UP_S
+    there = asyncio.run(groups[0]._objects.messages(place, 3, until_s, nbytes=1))
     mean = states[2].replay_mean(there, tag_of(), left_out=())
-    assert torch.equal(mean.whole(), expected)
+    assert torch.equal(mean.whole().cpu(), expected)
     for each in groups:
         each.close()
 

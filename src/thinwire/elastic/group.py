@@ -341,7 +341,7 @@ class StoreGroup:
         found = await self._swapped(tag, roll, swap, nbytes)
         theirs = posted._replace(take=dict.fromkeys(found, nbytes))
         try:
-            return stand_in(lost, self._judged(tag, theirs, found))
+            return stand_in(lost, self._judged(tag, theirs, found)).cpu().contiguous()
         except (RuntimeError, ValueError, ThinwireError) as error:
             _LOG.info("nobody can stand in for worker %d: %s", lost, error)
             return absent_message()

@@ -495,11 +495,8 @@ class ExchangeState:
         checked: int | None = None,
     ) -> _Arrived:
         """Check the messages of `answer` against `headers`."""
-        messages, rejected, drops = (
-            dict(sorted(answer.items())),
-            dict[int, Rejection](),
-            self._drops,
-        )
+        drops, messages = self._drops, dict(sorted(answer.items()))
+        rejected: dict[int, Rejection] = {}
         if drops:
             # All workers read the same objects, so all of them leave out the same ones.
             (kind,) = {header.kind for header in headers.values()}
