@@ -49,7 +49,7 @@ def test_a_committed_state_goes_on_to_the_digest_it_had(name: str, version: str)
 
 def test_a_committed_snapshot_is_taken_over() -> None:
     (player,) = runs.team(ElasticHub(), runs.HEALED, 1, rows=23)
-    snapshot = unpack((runs.FOLDER / "snapshot.bin").read_bytes())
+    snapshot = unpack(bytearray((runs.FOLDER / "snapshot.bin").read_bytes()))
     player.state.load(snapshot)
     assert player.loop.digest() == FROZEN["snapshot.bin"]
     assert player.loop.stats.rounds == 2

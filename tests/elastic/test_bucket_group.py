@@ -46,8 +46,8 @@ from thinwire.plan.traffic import traffic
 from thinwire.security.sealing import SEAL_NBYTES
 from thinwire.security.token import Token
 from thinwire.storage import StatePlacement
-from thinwire.transport import RoundTag, in_process
-from thinwire.transport.base import to_all
+from thinwire.transport import RoundTag, in_process, object_store
+from thinwire.transport.base import Post, to_all
 from thinwire.transport.object_store import ObjectStore
 from toy import build_model
 
@@ -272,6 +272,27 @@ def test_a_lone_worker_tells_its_rounds_apart() -> None:
         each.wait()
     # As they are applied, which is not as they were sent where one was discarded and sent again.
     assert [group.place_of([sent[what]]).split("/")[3] for what in "ab"] == ["a", "b"]
+    group.close()
+
+
+def test_more_than_the_store_takes_in_an_object_is_refused_before_it_is_sent(monkeypatch) -> None:
+    monkeypatch.setitem(object_store._LARGEST_NBYTES, "memory", 100)
+    objects = RunObjects(ObjectStore("memory://"), "a-run", None)
+    timeouts = Timeouts(floor_s=5, patience=0.5, unmeasured_s=5, fixed_s=0.1)
+    group = StoreGroup(objects, ["a", "b", "c"], 0, timeouts, LostWorkers(objects, 5))
+
+    def posts(*payloads: torch.Tensor):
+        yield Post(dict(enumerate(payloads, 1)), {})
+        return tuple
+
+    whole, shards = torch.zeros(100).byte(), torch.zeros(2, 50).byte()
+    for fits in ([whole, whole], shards):
+        group.run(posts(*fits), RoundTag(what="a", round=1)).wait()
+    for payloads in ([whole, whole.clone()], [torch.zeros(101).byte()]):
+        with pytest.raises(
+            tw.ConfigurationError, match=r"at most 100 at once; do: pass fragments="
+        ):
+            group.run(posts(*payloads), RoundTag(what="a", round=2))
     group.close()
 
 

@@ -110,7 +110,6 @@ def machine_checks(*, lacking: Status, token_file: Path | None = None) -> Mappin
         "torch": partial(_package, "torch", (2, 9), "fail", "pip install 'torch>=2.9'"),
         "kernels": _kernels,
         "obstore": partial(_package, "obstore", (0, 12), lacking, _INSTALL_ELASTIC),
-        "safetensors": partial(_package, "safetensors", (0,), lacking, _INSTALL_ELASTIC),
         "token": partial(_token, token_file),
         "folder": partial(_folder, Path.cwd()),
     }

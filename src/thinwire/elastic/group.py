@@ -102,6 +102,8 @@ class StoreGroup:
             return running
         # Here, on the stream that has computed it.
         running.post = running.post.changed(lambda payload: payload.cpu().contiguous())
+        nbytes = {id(payload): payload.nbytes for payload in running.post.to.values()}
+        self._objects.store.check_takes(sum(nbytes.values()), str(tag))
         running.arrive = self._in_thread(tag, partial(self.exchange, tag, running, self.roll))
         return running
 

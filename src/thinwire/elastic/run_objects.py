@@ -24,7 +24,6 @@ import secrets
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from io import BytesIO
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -294,22 +293,26 @@ class RunObjects:
         end = json.dumps({"parts": len(pieces), "nbytes": sum(map(len, parts))}).encode()
         await self.put_decided(f"{base}/end", end, now_s() + timeout_s)
 
-    async def state(self, state: NewestState, timeout_s: float, *, largest: int) -> bytes | None:
+    async def state(
+        self, state: NewestState, timeout_s: float, *, largest: int
+    ) -> bytearray | None:
         """The file of a snapshot; None if it is not there, not whole, or longer than `largest`."""
         base, end = self._state_base(state, self.shard), None
         with suppress(MismatchError):
             end = await self.read(_End, f"{base}/end", now_s() + timeout_s)
         if end is None or not 0 <= end.nbytes <= largest:
             return None
-        file, keys = BytesIO(), [f"{base}/{n:05}" for n in range(end.parts)]
+        file, at = bytearray(end.nbytes), 0
+        keys = [f"{base}/{n:05}" for n in range(end.parts)]
         for some in (keys[n : n + _AT_ONCE] for n in range(0, end.parts, _AT_ONCE)):
             until_s = now_s() + timeout_s
             found = await together(*(self._opened(key, until_s, _PART_NBYTES) for key in some))
-            if any(piece is None for piece in found) or file.tell() > end.nbytes:
-                return None
             for piece in found:
-                file.write(piece.numpy().data)
-        return file.getvalue() if file.tell() == end.nbytes else None
+                if piece is None or at + len(piece) > end.nbytes:
+                    return None
+                memoryview(file)[at : at + len(piece)] = piece.numpy().data
+                at += len(piece)
+        return file if at == end.nbytes else None
 
     async def has_state(self, state: NewestState, until_s: float) -> bool:
         """Whether a snapshot of all ranks of its writer is complete."""

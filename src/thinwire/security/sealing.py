@@ -15,6 +15,7 @@ from thinwire.security.token import Token
 from thinwire.storage import BufferPool
 
 _NONCE_NBYTES, _TAG_NBYTES = 12, 16
+_STEP_NBYTES = 1 << 30  # OpenSSL takes less than 2 GiB at once
 SEAL_NBYTES = _NONCE_NBYTES + _TAG_NBYTES
 """By how much a sealed payload is longer: a nonce before it and an authentication tag after it."""
 
@@ -40,7 +41,7 @@ class Sealer:
         run: its name; payloads of another one do not open.
 
     Raises:
-        ConfigurationError: the package cryptography is missing or too old.
+        ConfigurationError: the package cryptography is missing.
 
     Source: NIST SP 800-38D, RFC 5869.
 
@@ -51,20 +52,20 @@ class Sealer:
     """
 
     def __init__(self, token: Token, run: str = "") -> None:
-        no_cipher = ConfigurationError(
-            "seal what workers send each other",
-            because="the package cryptography is missing, or older than version 47",
-            do="pip install 'thinwire[secure]', or unset THINWIRE_TOKEN on all workers: what they "
-            "send can then be read and changed on its way",
-        )
         try:
-            aead = importlib.import_module("cryptography.hazmat.primitives.ciphers.aead")
+            ciphers = importlib.import_module("cryptography.hazmat.primitives.ciphers")
+            algorithms = importlib.import_module(f"{ciphers.__name__}.algorithms")
+            modes = importlib.import_module(f"{ciphers.__name__}.modes")
+            self._not_mine = importlib.import_module("cryptography.exceptions").InvalidTag
         except ImportError as error:
-            raise no_cipher from error
-        if not hasattr(aead.AESGCM, "encrypt_into"):
-            raise no_cipher
-        self._cipher: Any = aead.AESGCM(token.derive(f"thinwire payloads 1 {run}"))
-        self._not_mine = importlib.import_module("cryptography.exceptions").InvalidTag
+            raise ConfigurationError(
+                "seal what workers send each other",
+                because="the package cryptography is missing",
+                do="pip install 'thinwire[secure]', or unset THINWIRE_TOKEN on all workers: what "
+                "they send can then be read and changed on its way",
+            ) from error
+        key = algorithms.AES(token.derive(f"thinwire payloads 1 {run}"))
+        self._cipher: Any = lambda *nonce: ciphers.Cipher(key, modes.GCM(*nonce))
         self._buffers = BufferPool()
 
     def seal(self, payload: Tensor, place: bytes) -> Tensor:
@@ -72,7 +73,9 @@ class Sealer:
         sealed = self._buffers.take(payload.numel() + SEAL_NBYTES, torch.device("cpu"))
         into, nonce = sealed.numpy().data, os.urandom(_NONCE_NBYTES)
         into[:_NONCE_NBYTES] = nonce
-        self._cipher.encrypt_into(nonce, _view(payload), place, into[_NONCE_NBYTES:])
+        encryptor = self._cipher(nonce).encryptor()
+        _carry(encryptor, place, _view(payload), into[_NONCE_NBYTES:-_TAG_NBYTES])
+        into[-_TAG_NBYTES:] = encryptor.tag
         return sealed
 
     def open(self, sealed: Tensor | memoryview, place: bytes) -> Tensor | None:
@@ -81,12 +84,21 @@ class Sealer:
         if len(raw) < SEAL_NBYTES:
             return None
         payload = self._buffers.take(len(raw) - SEAL_NBYTES, torch.device("cpu"))
-        nonce, into = raw[:_NONCE_NBYTES], payload.numpy().data
+        nonce, tag = bytes(raw[:_NONCE_NBYTES]), bytes(raw[-_TAG_NBYTES:])
+        decryptor, body = self._cipher(nonce, tag).decryptor(), raw[_NONCE_NBYTES:-_TAG_NBYTES]
         try:
-            self._cipher.decrypt_into(nonce, raw[_NONCE_NBYTES:], place, into)
+            _carry(decryptor, place, body, payload.numpy().data)
         except self._not_mine:
             return None
         return payload
+
+
+def _carry(cipher: Any, place: bytes, raw: memoryview, into: memoryview) -> None:
+    """Encrypt or decrypt `raw`, and check or make its tag."""
+    cipher.authenticate_additional_data(place)
+    for at in range(0, len(raw), _STEP_NBYTES):
+        cipher.update_into(raw[at : at + _STEP_NBYTES], into[at : at + _STEP_NBYTES])
+    cipher.finalize()
 
 
 def _view(payload: Tensor) -> memoryview:

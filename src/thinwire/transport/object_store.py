@@ -31,6 +31,7 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 # A redirect leads to the bucket's region. A wrong request stays wrong, except with these statuses.
 _WRONG = re.compile(r"Received redirect|status code: 4(?!04|08|09|12|25|29)\d\d")
 _WARNED_TRIES = 5
+_LARGEST_NBYTES = {"s3": 5 << 30, "az": 5000 << 20}  # of an object, as these services document
 _WAIT_LONGER = "see that the store can be reached and a hub's token is right, or wait longer"
 
 
@@ -134,6 +135,16 @@ class ObjectStore:
         is_mine = await self._tried(f"write {key}", write, until_s, nbytes=nbytes)
         self.requests.puts += is_mine
         return is_mine
+
+    def check_takes(self, nbytes: int, what: str) -> None:
+        """Raise `ConfigurationError` if the store takes no object of so many bytes."""
+        largest = _LARGEST_NBYTES.get(self.url.partition(":")[0], nbytes)
+        check(
+            nbytes <= largest,
+            f"send {what}",
+            because=f"it has {nbytes:,} bytes, and {self.url} takes at most {largest:,} at once",
+            do="pass fragments=tw.Strided(layers=1) to the method, or compress more",
+        )
 
     async def _write(self, key: str, parts: Sequence[memoryview], mode: str) -> None:
         await self._obstore.put_async(self._store, key, parts, mode=mode, use_multipart=False)
