@@ -177,12 +177,20 @@ class Session:
 
     async def _ask(self, number: int, meeting: _Meeting) -> View | None:
         """Read the roll, if it exists, and the reports, if this worker may have to write it."""
-        meeting.has_turn, asked_s = meeting.waited_s >= meeting.turn_s, now_s()
+        meeting.is_deserted, asked_s = await self._is_deserted(), now_s()
+        meeting.has_turn = meeting.is_deserted or meeting.waited_s >= meeting.turn_s
         reading = self._read_calls(number, meeting) if meeting.has_turn else together()
         roll, _ = await together(self._objects.roll(number, self._objects.until_s()), reading)
         silent_s = now_s() - asked_s
         meeting.began_s += silent_s if silent_s > _SILENCE_S else 0.0
         return roll
+
+    async def _is_deserted(self) -> bool:
+        """True if this worker is none of the last roll's, and all of those are lost."""
+        names = () if self._roll is None else self._roll.names
+        if not names or identity_of(self.name) in map(identity_of, names):
+            return False
+        return await self.shard.lost.first_of(names) == {*names}
 
     async def _read_calls(self, number: int, meeting: _Meeting) -> None:
         until_s, waited_s = self._objects.until_s(), meeting.waited_s
@@ -220,7 +228,7 @@ class Session:
     async def _conclude(self, number: int, phase: Phase, meeting: _Meeting) -> View | None:
         """Write the next roll, once all expected workers reported or the wait was long enough."""
         until_s, waited_s = self._objects.until_s(), meeting.waited_s
-        is_late = waited_s >= self._patience_s()
+        is_late = meeting.is_deserted or waited_s >= self._patience_s()
         lost = await self.shard.lost.first_of(self._missing(meeting))
         names = () if self._roll is None else self._roll.names
         expected = [name for name in names if name not in lost]
@@ -584,6 +592,7 @@ class _Meeting:
         listed: how many workers were, before the first roll.
         last_arrival_s: after how long such a worker came last.
         has_turn: whether it has read the reports, to write the roll.
+        is_deserted: whether it waits for workers that are all lost.
         calls: reports by name.
     """
 
@@ -593,6 +602,7 @@ class _Meeting:
     listed: int = 0
     last_arrival_s: float = 0.0
     has_turn: bool = False
+    is_deserted: bool = False
     calls: dict[str, WorkerReport] = field(default_factory=dict[str, WorkerReport])
 
     @property
