@@ -91,10 +91,10 @@ def test_what_anything_refers_to_is_not_given_again() -> None:
         lambda message: memoryview(message.numpy()),
         lambda message: [message],
     ):
-        message = pool.take(4096, CPU)
+        message = pool.take(5000, CPU)
         address, held = message.data_ptr(), hold(message)
         del message
-        other = pool.take(4096, CPU)
+        other = pool.take(5000, CPU)
         assert other.data_ptr() != address
         del held, other
         assert len(pool._buffers) <= 2
@@ -103,14 +103,20 @@ def test_what_anything_refers_to_is_not_given_again() -> None:
 
 def test_no_more_is_kept_than_was_in_use_at_once() -> None:
     pool = BufferPool()
-    for nbytes in (10, 1000, 100_000):
+    for nbytes in (5000, 10_000, 100_000):
         message = pool.take(nbytes, CPU)
         assert (message.dtype, len(message)) == (torch.uint8, nbytes)
         del message
     assert [len(buffer) for buffer in pool._buffers] == [100_000]
-    both = pool.take(50, CPU), pool.take(100_000, CPU)
+    both = pool.take(5000, CPU), pool.take(100_000, CPU)
     assert both[0].data_ptr() != both[1].data_ptr()
     assert len(pool._buffers) == 2
+    del both
+    report = pool.take(4096, CPU)  # which may be kept for long
+    assert report.untyped_storage().nbytes() == 4096
+    assert len(pool._buffers) == 2
+    pool.clear()
+    assert not pool._buffers
 
 
 def test_among_many_buffers_a_few_are_looked_at(monkeypatch) -> None:
@@ -122,7 +128,7 @@ def test_among_many_buffers_a_few_are_looked_at(monkeypatch) -> None:
 
     monkeypatch.setattr("thinwire.storage._is_shared", looked)
     for _ in range(2):  # rounds, after each of which all is free
-        held = [pool.take(100, CPU) for _ in range(1000)]
+        held = [pool.take(5000, CPU) for _ in range(1000)]
         assert len({message.data_ptr() for message in held}) == len(pool._buffers) == 1000
         del held
     assert looks[0] < 2000 * 33

@@ -211,6 +211,7 @@ def choose_storage(
 
 
 _LOOKED_AT = 32  # buffers, of a pool that may have thousands
+_SMALL_NBYTES = 4096  # which need not take a message's memory
 
 
 class BufferPool:
@@ -220,14 +221,14 @@ class BufferPool:
     clears it page by page. Memory of a GPU comes from torch's own pool.
 
     >>> pool = BufferPool()
-    >>> first = pool.take(100, torch.device("cpu"))
+    >>> first = pool.take(10_000, torch.device("cpu"))
     >>> part = first[10:20]
     >>> address = first.data_ptr()
     >>> del first
-    >>> pool.take(100, torch.device("cpu")).data_ptr() == address  # `part` is still there
+    >>> pool.take(10_000, torch.device("cpu")).data_ptr() == address  # `part` is still there
     False
     >>> del part
-    >>> pool.take(90, torch.device("cpu")).data_ptr() == address
+    >>> pool.take(9_000, torch.device("cpu")).data_ptr() == address
     True
     """
 
@@ -238,7 +239,7 @@ class BufferPool:
 
     def take(self, nbytes: int, device: torch.device) -> Tensor:
         """Memory with undefined contents, uint8 [nbytes]."""
-        if device.type != "cpu":
+        if device.type != "cpu" or nbytes <= _SMALL_NBYTES:
             return torch.empty(nbytes, dtype=torch.uint8, device=device)
         with self._lock:
             # Not at all of them: among a thousand workers, a round has thousands.
@@ -252,6 +253,11 @@ class BufferPool:
                     return buffer[:nbytes]
             self._buffers.append(torch.empty(nbytes, dtype=torch.uint8))
             return self._buffers[-1][:nbytes]
+
+    def clear(self) -> None:
+        """Give up what is kept: memory that no tensor shares is free."""
+        with self._lock:
+            self._buffers.clear()
 
 
 def _use_count(buffer: Tensor) -> int:

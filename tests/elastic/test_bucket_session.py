@@ -3,6 +3,7 @@
 import json
 import time
 from typing import Any
+from unittest import mock
 
 import obstore
 import pytest
@@ -34,6 +35,7 @@ from thinwire.elastic import transport
 from thinwire.elastic.loop_thread import LoopThread
 from thinwire.elastic.roll import identity_of
 from thinwire.errors import ConfigurationError, ExchangeError, MismatchError
+from thinwire.transport.sealed_objects import SealedObjects
 from toy import build_model
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -74,14 +76,19 @@ def test_a_worker_with_other_initial_weights_takes_those_of_the_others(store) ->
     assert [bool(worker.events("healed")) for worker in (*running, other)] == [False, False, True]
 
 
-def test_a_newcomer_replays_the_rounds_of_a_lone_worker(store) -> None:
+def test_a_newcomer_replays_the_rounds_of_a_lone_worker_and_keeps_none_of_them(
+    monkeypatch, store
+) -> None:
     first, second = workers(store, 2, min_workers=1)
+    free = mock.Mock()
+    monkeypatch.setattr(SealedObjects, "free_memory", free)
     slowly(first)
     first.start(LONG)
     until(lambda: first.version >= 3)
     second.start(LONG)
     assert len(set(ended([first, second]))) == 1
     assert any("by the rounds" in event.why for event in second.events("healed"))
+    free.assert_called()
     assert first.events("arrived")
     assert not second.events("late")
     assert not set(first.shares) & set(second.shares)

@@ -106,6 +106,7 @@ class Shard:
             except _MALFORMED as error:
                 _LOG.info("the rounds do not follow on this worker's state: %s", error)
                 return False
+        self.objects.sealed.free_memory()
         return True
 
     async def _record(self, round: LoggedRound) -> RoundRecord | None:

@@ -40,6 +40,9 @@ class Sealer:
         token: of the run.
         run: its name; payloads of another one do not open.
 
+    Attributes:
+        buffers: memory of payloads, sealed and opened.
+
     Raises:
         ConfigurationError: the package cryptography is missing.
 
@@ -66,11 +69,11 @@ class Sealer:
             ) from error
         key = algorithms.AES(token.derive(f"thinwire payloads 1 {run}"))
         self._cipher: Any = lambda *nonce: ciphers.Cipher(key, modes.GCM(*nonce))
-        self._buffers = BufferPool()
+        self.buffers = BufferPool()
 
     def seal(self, payload: Tensor, place: bytes) -> Tensor:
         """`payload` (uint8 [n], on any device) for `place`: uint8 [n + 28], on the CPU."""
-        sealed = self._buffers.take(payload.numel() + SEAL_NBYTES, torch.device("cpu"))
+        sealed = self.buffers.take(payload.numel() + SEAL_NBYTES, torch.device("cpu"))
         into, nonce = sealed.numpy().data, os.urandom(_NONCE_NBYTES)
         into[:_NONCE_NBYTES] = nonce
         encryptor = self._cipher(nonce).encryptor()
@@ -83,7 +86,7 @@ class Sealer:
         raw = sealed if isinstance(sealed, memoryview) else _view(sealed)
         if len(raw) < SEAL_NBYTES:
             return None
-        payload = self._buffers.take(len(raw) - SEAL_NBYTES, torch.device("cpu"))
+        payload = self.buffers.take(len(raw) - SEAL_NBYTES, torch.device("cpu"))
         nonce, tag = bytes(raw[:_NONCE_NBYTES]), bytes(raw[-_TAG_NBYTES:])
         decryptor, body = self._cipher(nonce, tag).decryptor(), raw[_NONCE_NBYTES:-_TAG_NBYTES]
         try:

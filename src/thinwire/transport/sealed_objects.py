@@ -46,7 +46,7 @@ class SealedObjects:
     ) -> None:
         self.store, self._workers = store, workers
         self._sealer = None if token is None else Sealer(token, run)
-        self._buffers = BufferPool()
+        self._buffers = BufferPool() if self._sealer is None else self._sealer.buffers
 
     @property
     def added_nbytes(self) -> int:
@@ -109,6 +109,10 @@ class SealedObjects:
             if raw is None or (payload is not None and is_sound(payload)):
                 return payload
         return torch.empty(0, dtype=torch.uint8)
+
+    def free_memory(self) -> None:
+        """Give up the memory of payloads that were read: more than usual, after a long absence."""
+        self._buffers.clear()
 
     def opened(self, raw: memoryview, key: str) -> Tensor | None:
         """Open the payload of `key`; None if this run did not seal it for that name."""
