@@ -7,6 +7,8 @@ too (claim_statistics.py). All else is not reproduced. A claim is not run while 
 missing, of one seed, of another corpus or method than today's, or at rates of another K or H.
 """
 
+import hashlib
+import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping
@@ -16,6 +18,7 @@ from typing import Any
 from claim_arms import ALONE, DENSITIES, FRONT, SPARSE, UNTUNED, arms, borrowed, kind
 from claim_settings import Setting
 from claim_statistics import Losses, holm, own_deviation, pooled, quantile, two_sided
+from thinwire.method import Method
 from thinwire.train.config import TrainConfig
 
 MULOCO, SPARSELOCO = "MuLoCo (arXiv 2505.23725)", "SparseLoCo (arXiv 2508.15706)"
@@ -122,6 +125,11 @@ def verdicts(setting: Setting, rows: Mapping[str, Any]) -> tuple[float, list[dic
     return judge(about, rows, unfit, {arm: kind(c.method) for arm, c in configs.items()})
 
 
+def fingerprint(method: Method) -> str:
+    """SHA-256 of the description: equal methods have equal fingerprints."""
+    return hashlib.sha256(json.dumps(method.describe(), sort_keys=True).encode()).hexdigest()
+
+
 def _unfit(setting: Setting, arm: str, config: TrainConfig, rows: Mapping[str, Any]) -> str | None:
     """Why a row decides nothing; None: it does."""
     row, base = rows.get(arm), rows.get(BASELINES[0])
@@ -129,7 +137,7 @@ def _unfit(setting: Setting, arm: str, config: TrainConfig, rows: Mapping[str, A
         return "no row"
     if row["corpus"] != base["corpus"]:
         return "another corpus"
-    if row["method"] != config.method.fingerprint():
+    if row["method"] != fingerprint(config.method):
         return "stale: the method has other settings now"
     if len(row["val_loss_by_seed"]) < 2:
         return "one seed"

@@ -27,7 +27,7 @@ from msgspec import to_builtins
 
 from claim_arms import arms, borrowed
 from claim_clock import clock
-from claim_list import BASELINES, verdicts
+from claim_list import BASELINES, fingerprint, verdicts
 from claim_page import page
 from claim_settings import FAMILIES, SEEDS, SETTINGS, Setting, tuned, tuning_file
 from claim_tuning import WHAT, search_all
@@ -207,7 +207,7 @@ def _row(variant: Variant, config: TrainConfig) -> dict[str, Any]:
     return {
         "val_loss_by_seed": {str(seed): loss for seed, loss in variant.losses.items()},
         **moved(sent, received, workers=config.workers, **size),
-        "method": config.method.fingerprint(),
+        "method": fingerprint(config.method),
         "corpus": run.corpus,
         "machine": kind_of_machine(),
     }

@@ -20,14 +20,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import thinwire as tw
 from thinwire.testing.transports import (
-    check_background,
     check_worker,
     gathered,
-    reduced,
     swapped,
 )
 from thinwire.transport import Distributed, Posts, RoundTag, Sealed, Transport, distributed
 from toy import Team, adamw, build_model, descend, loss
+from transport_checks import check_background, reduced
 
 OUTER = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
 TAG = RoundTag(what="a test payload", round=3)

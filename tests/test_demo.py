@@ -81,7 +81,7 @@ def test_a_falling_rate_is_not_in_the_momentum() -> None:
     assert moved_apart(ours, reference(2, rate=falls, rate_in_momentum=True)) > 0.01
 
 
-def test_where_all_is_sent_it_is_sign_descent_on_the_mean_gradient() -> None:
+def test_where_all_is_sent_it_is_sign_sgd_on_the_mean_gradient() -> None:
     everything = train(demo(k=4096), 3)
     plain = train(tw.presets.ddp(inner=tw.inner.SignSGD(lr=LR)), 3)
     untransformed = demo(codec=TopK(k=4096, values=F32(), groups=Blocks()))

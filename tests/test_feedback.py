@@ -109,9 +109,9 @@ def test_state_is_fp32_on_the_host_whatever_the_model(exchange) -> None:
 
 def test_the_device_is_not_part_of_the_description() -> None:
     here, there = (diloco(feedback=tw.ErrorFeedback(device=d)) for d in (None, "cpu"))
-    assert here.fingerprint() == there.fingerprint()
+    assert here.describe() == there.describe()
     other = diloco(feedback=tw.ErrorFeedback(decay=0.8))
-    assert here.fingerprint() != other.fingerprint()
+    assert here.describe() != other.describe()
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1.1, float("nan"), float("inf")])

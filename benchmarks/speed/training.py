@@ -142,7 +142,7 @@ def _plain_step(config: TrainConfig, *, optimizers: int = 1) -> Callable[[], Non
     """A step of the loop; `optimizers` - 1 further ones step copies with the same gradients."""
     data = config.data.load()
     length, batch = config.data.sequence_length, config.global_batch
-    model: nn.Module = config.model.build(data.vocab_size, length, config.seed)
+    model: nn.Module = config.model.build(data.tokenizer.vocab_size, length, config.seed)
     models = [model, *(copy.deepcopy(model) for _ in range(optimizers - 1))]
     has_muon = config.method.name == "muloco"
     steppers = [each for m in models for each in _plain_optimizers(m, has_muon=has_muon)]

@@ -44,7 +44,7 @@ class Payloads:
         payloads: one per worker, in rank order.
         round: number of the exchange in which they were encoded.
         scales: factors of each worker's tensors, fp32 [workers, tensors]; None for factors of 1.
-        sizes: of these tensors, one after the other; by default the layout's segments.
+        sizes: of these tensors, one after the other.
         room: memory for `zeros`, of [numel] or more; by default it is allocated.
     """
 
@@ -52,7 +52,7 @@ class Payloads:
     payloads: Sequence[Tensor]
     round: int = 0
     scales: Tensor | None = None
-    sizes: Sequence[int] | None = None
+    sizes: Sequence[int] = ()
     room: Tensor | None = None
 
     @property
@@ -76,8 +76,7 @@ class Payloads:
         numbers = self.coder.coefficients(self.payloads[worker], self.round)
         if self.scales is None:
             return numbers
-        of_segments = [s.numel for s in self.coder.layout.segments]
-        sizes = torch.tensor(self.sizes or of_segments, device=numbers.device)
+        sizes = torch.tensor(self.sizes, dtype=torch.int64, device=numbers.device)
         scales = self.scales[worker].to(numbers.device)
         return numbers * scales.repeat_interleave(sizes, output_size=self.numel)
 
@@ -134,12 +133,9 @@ class Payloads:
             return 0.0
         return float(torch.stack([self.coder.largest(p, self.round) for p in others]).amax())
 
+    @cached_property
     def norms(self) -> Tensor:
         """||Delta_k|| of every worker, before a transform is inverted, fp64 [workers]."""
-        return self._norms
-
-    @cached_property
-    def _norms(self) -> Tensor:
         # Several rules ask for norms, and each asks the codec to read every payload.
         if self.scales is not None:
             return self.segment_norms(self.payloads[0].device).square().sum(1).sqrt()
@@ -164,7 +160,8 @@ class Payloads:
     def scaled(self, scales: Tensor) -> Payloads:
         """These payloads, with every worker's tensors also multiplied by `scales`."""
         both = scales if self.scales is None else self.scales * scales
-        return dataclasses.replace(self, scales=both)
+        sizes = [segment.numel for segment in self.coder.layout.segments]
+        return dataclasses.replace(self, scales=both, sizes=sizes)
 
     def without(self, left_out: Collection[int]) -> Payloads:
         """These payloads, without those at the places in `left_out`."""
@@ -504,7 +501,7 @@ class ClipNorms(_Around):
         return {k: own.get(k, 1.0) * inner.get(k, 1.0) for k in sorted({*own, *inner})}
 
     def _factors(self, received: Payloads) -> dict[int, float]:
-        norms: list[float] = received.norms().tolist()
+        norms: list[float] = received.norms.tolist()
         counted = sorted(norm for norm in norms if math.isfinite(norm) and norm > 0)
         if not counted:
             return {}
@@ -577,7 +574,7 @@ class DropOutliers(_Around):
         found = self.aggregate.outliers(received)
         if received.workers < _FEWEST_FOR_A_MEDIAN:
             return found
-        norms: list[float] = received.norms().tolist()
+        norms: list[float] = received.norms.tolist()
         median = sorted(n if math.isfinite(n) else math.inf for n in norms)[(len(norms) - 1) // 2]
         # With a median of 0 most sent zeros, and then any other norm would be an outlier.
         return found | {

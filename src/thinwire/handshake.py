@@ -12,6 +12,7 @@ from torch import Tensor
 
 from thinwire.checksums import anchor_digest
 from thinwire.errors import MismatchError
+from thinwire.live_weights import whole_tensor
 
 _WEIGHTS = "initial weights"
 _FROZEN = "frozen weights"
@@ -30,9 +31,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     """
     total = hashlib.sha256()
     for name in sorted(tensors):
-        tensor: Any = tensors[name]
-        whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-        values = _as_real(whole).float().cpu().contiguous()
+        values = _as_real(whole_tensor(tensors[name])).float().cpu().contiguous()
         total.update(f"{name}{tuple(values.shape)}".encode())
         total.update(values.numpy().data)
     return total.hexdigest()

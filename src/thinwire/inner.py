@@ -28,8 +28,6 @@ class InnerOptimizer(ABC):
     'Adagrad'
     """
 
-    __slots__ = ()
-
     @abstractmethod
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
         """Make a fresh optimizer of `model`'s parameters; workers must get equal ones."""
@@ -37,8 +35,6 @@ class InnerOptimizer(ABC):
 
 class _Checked(InnerOptimizer):
     """One whose rates are checked when it is described."""
-
-    __slots__ = ()
 
     def __post_init__(self) -> None:
         check_hyperparameters(asdict(cast("Any", self)))

@@ -36,6 +36,16 @@ def local_shard(tensor: Tensor) -> Tensor:
     return tensor.detach() if to_local is None else cast(Tensor, to_local()).detach()
 
 
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """All of `tensor`: a DTensor is gathered, so all its ranks must call this.
+
+    >>> whole_tensor(torch.ones(3))
+    tensor([1., 1., 1.])
+    """
+    gather: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
+    return tensor if gather is None else gather()
+
+
 def with_hooks(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The optimizer inside of one that lacks an Optimizer's hooks, as Accelerate's wrapper does.
 
@@ -74,9 +84,8 @@ class LiveWeights:
         _refuse_deepspeed(model, *optimizers, *inner)
         kinds: list[tuple[Any, type]] = [(model, nn.Module)]
         kinds += [(each, torch.optim.Optimizer) for each in optimizers]
-        of_torch = all(isinstance(each, kind) for each, kind in kinds)
         check(
-            of_torch,
+            all(isinstance(each, kind) for each, kind in kinds),
             "build an outer loop",
             because="it takes a torch Module and a torch Optimizer (or a list of optimizers)",
             do="pass OuterLoop(model, optimizer, method)",

@@ -2,7 +2,7 @@
 
 import hashlib
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -98,11 +98,8 @@ class LoopState:
     def capture(self) -> Snapshot:
         """A copy of the shared state between two rounds; safe from any thread."""
         with self.lock:
-            tensors = {
-                f"{index}.{key}": value.detach().cpu().clone()
-                for index, fragment in enumerate(self.fragments)
-                for key, value in fragment.shared().items()
-            }
+            shared = _of_all(fragment.shared() for fragment in self.fragments)
+            tensors = {key: value.detach().cpu().clone() for key, value in shared.items()}
             facts = {
                 "run": self.description,
                 "workers": self.outer_workers,
@@ -438,12 +435,12 @@ def snapshot_of(state: Mapping[str, Any], *, sync_every: int) -> Snapshot:
         for each in fragments
     ]
     facts = {"run": run, "workers": workers, "version": int(state["rounds"])}
-    tensors = {
-        f"{index}.{key}": value
-        for index, saved in enumerate(fragments)
-        for key, value in saved["outer"].items()
-    }
+    tensors = _of_all(saved["outer"] for saved in fragments)
     return Snapshot(facts=facts | {"step": step, "dealt": dealt, "tracks": tracks}, tensors=tensors)
+
+
+def _of_all(fragments: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {f"{at}.{key}": value for at, its in enumerate(fragments) for key, value in its.items()}
 
 
 def _of_fragment(tensors: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:

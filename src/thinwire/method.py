@@ -12,8 +12,6 @@ connection live elsewhere.
 """
 
 import dataclasses
-import hashlib
-import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -279,10 +277,6 @@ class Method:
                 do="read it with the version of thinwire that wrote it",
             ) from error
         return method
-
-    def fingerprint(self) -> str:
-        """SHA-256 of the description: equal methods have equal fingerprints."""
-        return hashlib.sha256(json.dumps(self.describe(), sort_keys=True).encode()).hexdigest()
 
 
 # -- from a description back to the method ---------------------------------------------------------

@@ -292,14 +292,12 @@ class OuterLoop:
                 return
 
     def _send_for(self, phase: Phase) -> None:
-        if phase is Phase.DONE:
-            return
         if phase is Phase.LAST:
             self._send_left_over()
-            return
-        due = self._due_at(self._state.step)
-        self._send_all(due)
-        self._note_peak(due)
+        elif phase is not Phase.DONE:
+            due = self._due_at(self._state.step)
+            self._send_all(due)
+            self._note_peak(due)
 
     def _send_left_over(self) -> None:
         fragments = [f for f in self._state.fragments if f.sent_at_step < self._state.step]
@@ -511,14 +509,11 @@ class OuterLoop:
     @property
     def stats(self) -> Stats:
         """Rounds, bytes and seconds so far."""
-        counters, ledger = self._counters, self._storage.ledger
+        ledger = self._storage.ledger
         return Stats(
             rounds=self._state.version,
-            sent_bytes=counters.sent_bytes,
-            received_bytes=counters.received_bytes,
+            **asdict(self._counters),
             peak_sent_bytes_per_step=self._peak_sent_bytes,
-            wait_s=counters.wait_s,
-            overlapped_s=counters.overlapped_s,
             left_out=dict(self._contributions.left_out),
             contributions=self._contributions.counts(),
             peak_outer_device_bytes=ledger.peak_device_bytes,

@@ -479,10 +479,12 @@ def async_diloco(*, every: int = 4, c: float = 0.0, **fields: Unpack[MethodField
     )
 
 
-# Methods in rounds, by which `OuterLoop` trains; async_diloco needs a server.
-_IN_ROUNDS = (ddp, decoupled_momentum, demo, diloco, muloco, noloco, sparseloco, sparse_muloco)
 _PRESETS: Mapping[str, Callable[..., Method]] = {
-    preset.__name__: preset for preset in (*_IN_ROUNDS, streaming_diloco, streaming_muloco)
+    preset.__name__: preset
+    for preset in (
+        *(ddp, decoupled_momentum, demo, diloco, muloco, noloco, sparseloco, sparse_muloco),
+        *(streaming_diloco, streaming_muloco, async_diloco),
+    )
 }
 
 
@@ -492,7 +494,7 @@ def names() -> tuple[str, ...]:
     >>> names()[:3]
     ('ddp', 'decoupled_momentum', 'demo')
     """
-    return tuple(_PRESETS)
+    return tuple(name for name in _PRESETS if name != "async_diloco")  # which needs a server
 
 
 def by_name(name: str) -> Callable[..., Method]:
@@ -504,10 +506,9 @@ def by_name(name: str) -> Callable[..., Method]:
     >>> by_name("diloco") is diloco
     True
     """
-    known = {**_PRESETS, "async_diloco": async_diloco}
-    if name not in known:
-        raise unknown_name(f"use method {name!r}", name, known)
-    return known[name]
+    if name not in _PRESETS:
+        raise unknown_name(f"use method {name!r}", name, _PRESETS)
+    return _PRESETS[name]
 
 
 def from_text(text: str, **fields: Any) -> Method:

@@ -13,7 +13,6 @@ from thinwire.errors import RoundDiscarded
 class RejectReason(IntEnum):
     """The fault of a contribution."""
 
-    NONE = 0
     EMPTY = 1
     DAMAGED = 2
     DRIFTED = 3

@@ -76,9 +76,7 @@ def test_a_worker_with_other_initial_weights_takes_those_of_the_others(store) ->
     assert [bool(worker.events("healed")) for worker in (*running, other)] == [False, False, True]
 
 
-def test_a_newcomer_replays_the_rounds_of_a_lone_worker_and_keeps_none_of_them(
-    monkeypatch, store
-) -> None:
+def test_a_newcomer_replays_the_rounds_of_a_lone_worker(monkeypatch, store) -> None:
     first, second = workers(store, 2, min_workers=1)
     free = mock.Mock()
     monkeypatch.setattr(SealedObjects, "free_memory", free)

@@ -24,7 +24,6 @@ from thinwire.plan.shape import Shape
 from thinwire.plan.traffic import traffic
 from thinwire.security.sealing import SEAL_NBYTES
 from thinwire.testing.transports import (
-    check_background,
     check_worker,
     gathered,
     payload_of,
@@ -34,6 +33,7 @@ from thinwire.transport import RoundTag
 from thinwire.transport.base import Round
 from thinwire.transport.sealed_objects import name_part
 from toy import adamw, build_model
+from transport_checks import check_background
 
 
 def team(store: Any, workers: int, *, timeout_s: float = 20.0, **fields) -> list[Elastic]:

@@ -364,7 +364,7 @@ def test_text_is_escaped() -> None:
     evil = "</script><script>alert(1)</script>&"
     table = report.TextTable(title=evil, head=(evil, evil), rows=((evil,), (evil, (evil, evil))))
     chart = report.Chart(title=evil, traces=[{"name": evil}], layout={}, alt=f'"{evil}')
-    html = "".join(block.html() for block in (report.Part("Paragraph", text=evil), table, chart))
+    html = "".join(block.html() for block in (report.Macro("Paragraph", text=evil), table, chart))
     assert "<script>" not in html
     assert html.count("</script>") == 1
     data = json.loads(html[html.index('{"data"') : html.index("</script>")])["data"]

@@ -32,7 +32,8 @@ def test_a_committed_run_folder_reads_as_what_it_was() -> None:
     assert summary.val_loss == records[-1].val_loss == 3.178047518375024
     assert not summary.is_elastic
     assert [(r.step, r.rounds) for r in records] == [(5, 0), (10, 0), (15, 3), (20, 10)]
-    copies = sum(run.memory_bytes.values()) / run.memory_bytes["live_weights"]
+    held = records[-1].state_bytes
+    copies = sum(held.values()) / held["live_weights"]
     assert copies == pytest.approx(5, rel=1e-3)
     assert Method.from_dict(config.described["method"]).sync_every == 10
 

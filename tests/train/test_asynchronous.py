@@ -56,6 +56,18 @@ def test_equal_workers_are_a_run_in_rounds(tiny, tmp_path) -> None:
     assert records(tmp_path / "slower")[-1]["virtual_s"] < 20 / 1.0 * 0.7
 
 
+def test_theta_is_validated_as_in_rounds_in_the_precision_of_the_run(tiny, tmp_path) -> None:
+    losses = []
+    for precision in ("fp32", "bf16"):
+        machine = Runtime(device="cpu", threads=1, precision=precision)
+        config = tiny("diloco", workers=1, steps=5, machine=machine)
+        still = dataclasses.replace(config.method, inner=tw.inner.SGD(lr=0.0), outer=NESTEROV)
+        config = dataclasses.replace(config, method=still)
+        losses.append(train(config, tmp_path / f"rounds-{precision}")["val_loss"])
+        assert run(asynchronous(config), tmp_path / precision, 1.0)["val_loss"] == losses[-1]
+    assert losses[0] != losses[1]
+
+
 def test_a_run_stops_and_resumes_bit_for_bit(tiny, tmp_path) -> None:
     compressed = {"codec": tw.codecs.Quantise(bits=2), "feedback": tw.ErrorFeedback()}
     config = asynchronous(tiny("diloco", steps=15, periods=Intervals(log_steps=2)), **compressed)

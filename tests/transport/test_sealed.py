@@ -6,11 +6,12 @@ import torch
 import thinwire as tw
 from changes import Change, Changing
 from exchanges import flipped
-from thinwire.testing.transports import gathered, payload_of, reduced, swapped
+from thinwire.testing.transports import gathered, payload_of, swapped
 from thinwire.transport import RoundTag, Sealed, in_process
 from thinwire.transport.base import to_all
 from thinwire.transport.sealed import sealed_by_default
 from toy import adamw, build_model
+from transport_checks import reduced
 
 SECRET = "a secret of many characters"
 TAG = RoundTag(what="x", round=1)

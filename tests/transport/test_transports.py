@@ -22,12 +22,13 @@ from ranks import (
     train_in_process,
 )
 from thinwire.testing import TransportContract
-from thinwire.testing.transports import gathered, reduced, swapped
+from thinwire.testing.transports import gathered, swapped
 from thinwire.transport import Post, Posts, RoundTag, Sealed, in_process
 from thinwire.transport.base import RunningExchange, to_all
 from thinwire.transport.distributed import ProgressThread
 from thinwire.transport.gloo import GlooMessages, gloo_group
 from thinwire.transport.metered import Metered
+from transport_checks import reduced
 
 SECRET = "a secret of many characters"
 

@@ -38,13 +38,13 @@ def _listed(kind: Callable[[str], Any], text: str) -> tuple[Any, ...]:
         ) from error
 
 
-_Names: TypeAlias = Annotated[
-    tuple[str, ...] | None, reads(partial(_listed, str.strip), "A,B,..."), arg()
-]
-_Ints: TypeAlias = Annotated[tuple[int, ...] | None, reads(partial(_listed, int), "A,B,..."), arg()]
-_Floats: TypeAlias = Annotated[
-    tuple[float, ...] | None, reads(partial(_listed, float), "A,B,..."), arg()
-]
+def _several(kind: Callable[[str], Any]) -> Any:
+    return reads(partial(_listed, kind), "A,B,...")
+
+
+_Names: TypeAlias = Annotated[tuple[str, ...] | None, _several(str.strip), arg()]
+_Ints: TypeAlias = Annotated[tuple[int, ...] | None, _several(int), arg()]
+_Floats: TypeAlias = Annotated[tuple[float, ...] | None, _several(float), arg()]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from thinwire.elastic.roll import identity_of
 from thinwire.membership import WorkerMetrics
-from thinwire.plan.units import count_text, duration_text, nbytes_text
+from thinwire.plan.units import count_text, counted, duration_text, nbytes_text
 
 if TYPE_CHECKING:
     from thinwire.asynchronous.objects import AsyncRunStatus
@@ -70,10 +70,6 @@ def _cells(worker: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _count(workers: int) -> str:
-    return "1 worker" if workers == 1 else f"{workers} workers"
-
-
 def bucket_page(status: BucketStatus, what: str) -> StatusPage:
     """The page of an elastic run.
 
@@ -108,7 +104,7 @@ def bucket_page(status: BucketStatus, what: str) -> StatusPage:
             }
         )
     return StatusPage(
-        headlines=_bucket_headlines(status, what, len(workers)),
+        headlines=_bucket_headlines(status, what, counted(len(workers), "worker")),
         record={
             "age_s": status.roll_age_s,
             "run": None if roll is None else asdict(roll.position) | {"over": roll.is_over},
@@ -136,10 +132,10 @@ def _worker_state(
     return ("has just come" if name in roll.new else "trains") + others
 
 
-def _bucket_headlines(status: BucketStatus, what: str, workers: int) -> list[str]:
+def _bucket_headlines(status: BucketStatus, what: str, workers: str) -> list[str]:
     roll = status.roll
     if roll is None:
-        return [f"{what}: {_count(workers)}; no round has begun"]
+        return [f"{what}: {workers}; no round has begun"]
     run = roll.position
     age = "unknown" if status.roll_age_s is None else f"{duration_text(status.roll_age_s)} ago"
     newest, coming = roll.state.version, roll.next_state
@@ -147,7 +143,7 @@ def _bucket_headlines(status: BucketStatus, what: str, workers: int) -> list[str
     if coming.writer and not roll.is_over:
         snapshot += f"; {identity_of(coming.writer)} writes one of outer step {coming.version}"
     return [
-        f"{what}: roll {roll.number}, written {age}; {_count(workers)}",
+        f"{what}: roll {roll.number}, written {age}; {workers}",
         f"the run is {'over' if roll.is_over else 'under way'}: outer step {run.version}, inner "
         f"step {run.step}, {run.dealt} data shares dealt, digest {run.digest}",
         snapshot,
@@ -182,9 +178,10 @@ def asynchronous_page(status: AsyncRunStatus, what: str, now_s: float) -> Status
         )
     steps = f"{stats.steps_done} of {total}" if total else str(stats.steps_done)
     refused = "".join(f", {count} {name}" for name, count in stats.refused.items())
+    present = counted(len(workers), "worker")
     return StatusPage(
         headlines=[
-            f"{what}: asynchronous, written {duration_text(age_s)} ago; {_count(len(workers))}",
+            f"{what}: asynchronous, written {duration_text(age_s)} ago; {present}",
             f"the run is {'over' if is_over else 'under way'}: version "
             f"{stats.arrivals}, {steps} inner steps; staleness {stats.mean_staleness:.2f} in the "
             f"mean, {stats.largest_staleness} at most{refused}",

@@ -74,7 +74,7 @@ class GroupedCodec(Codec):
 
     @abstractmethod
     def read(self, records: Sequence[Tensor], columns: int, key: RoundKey) -> Iterator[Decoded]:
-        """The numbers of one worker's uint8 [rows, nbytes] after the other's.
+        """The numbers of one worker's uint8 [rows, nbytes] after the other's, of at least one.
 
         Raises:
             ExchangeError: the bytes are not such records.
@@ -173,6 +173,8 @@ class _RowsCodec(BoundCodec):
     def _add(
         self, totals: list[Tensor], payloads: Sequence[Tensor], weight: float, round: int
     ) -> None:
+        if not payloads:
+            return
         kernel, rows = self._kernel(totals[0].device), list(map(self._coefficient_rows, totals))
         if kernel is not None:
             kernel.add(rows[0], self._records(payloads), weight, (*rows, None)[1])

@@ -141,8 +141,6 @@ class TopK(_KOfEach):
 
     def read(self, records: Sequence[Tensor], columns: int, key: RoundKey) -> Iterator[Decoded]:
         """All workers' records together: they are small, and each call costs some microseconds."""
-        if not records:
-            return
         rows, k, split = len(records[0]), self.k_of(columns), self.places_nbytes(columns)
         stacked = torch.cat(list(records))
         places = unpack_indices(stacked[:, :split], columns, k)
@@ -266,8 +264,6 @@ class RandomK(_KOfEach):
 
     def read(self, records: Sequence[Tensor], columns: int, key: RoundKey) -> Iterator[Decoded]:
         """The same places for all workers."""
-        if not records:
-            return
         places = self._places(len(records[0]), columns, key).to(records[0].device)
         for packed in records:
             yield Decoded(self.values.read(packed, places.shape[1]), places)

@@ -116,9 +116,8 @@ def method_finding(link: Link | None, planned: ExpectedRun, run: RunDescription)
     job, model = _job(link, planned, run)
     plan = f"what each method sends, and the rate that it needs: thinwire plan {_flags(job, model)}"
     figures = f"computed for {job.shape.name}, {job.workers} workers with this link, "
-    figures += (
-        f"{duration_text(job.compute.step_s)} a step (yours: --model, --workers, --step-time)"
-    )
+    step = duration_text(job.compute.step_s)
+    figures += f"{step} a step (yours: --model, --workers, --step-time)"
     method, own = run.method(), list[str]()
     with suppress(ConfigurationError):  # it does not fit the model; thinwire plan says why
         if method is not None:

@@ -196,7 +196,7 @@ class Comparison:
             row.spec.label: [
                 {
                     **status.run.summary.described,
-                    "memory_bytes": status.run.memory_bytes,
+                    "memory_bytes": status.run.records[-1].state_bytes,
                     "seed": seed,
                     "folder": row.spec.folder(seed),
                 }

@@ -141,12 +141,6 @@ class Experiment:
         for name in sorted(searched):
             check(not getattr(self, name), f"tune {name}", because=because, do=do)
 
-    def rates(self) -> tuple[Rates, ...]:
-        """All combinations of the rates."""
-        return product(
-            inner_lr=self.inner_lr, outer_lr=self.outer_lr, outer_momentum=self.outer_momentum
-        )
-
 
 def load_experiment(name: str) -> Experiment:
     """The experiment that FUNCTION of a file returns; `name` is `FILE.py:FUNCTION`.

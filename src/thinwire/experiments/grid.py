@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from thinwire.errors import ConfigurationError, ThinwireError, check
-from thinwire.experiments.experiment import Experiment, Rates, number_text, unique
+from thinwire.experiments.experiment import Experiment, Rates, number_text, product, unique
 from thinwire.method import Method
 from thinwire.outer import GradientAveraging
 from thinwire.train.config import TrainConfig
@@ -82,9 +82,8 @@ def specs_of(experiment: Experiment) -> list[VariantSpec]:
 
 
 def _of_one(experiment: Experiment, method: str) -> Iterator[VariantSpec]:
-    axes = {"K": experiment.workers, "H": experiment.sync_every} | {
-        name: getattr(experiment, name) for name in ("inner_lr", "outer_lr", "outer_momentum")
-    }
+    grid = {rate.name: getattr(experiment, rate.name) for rate in dataclasses.fields(Rates)}
+    axes = {"K": experiment.workers, "H": experiment.sync_every} | grid
     swept = {name for name, values in axes.items() if len(unique(values)) > 1}
     # An H in the method's own text stays as it is on an axis of several.
     keeps_h = "H" in swept and ":sync_every=" in method
@@ -92,7 +91,7 @@ def _of_one(experiment: Experiment, method: str) -> Iterator[VariantSpec]:
     for workers, sync_every, rates in itertools.product(
         unique(axes["K"]) or (None,),
         (has_h and unique(axes["H"])) or (None,),
-        _rates(experiment.rates(), method, experiment.recipe),
+        _rates(product(**grid), method, experiment.recipe),
     ):
         at = {"K": workers, "H": sync_every} | rates.given()
         place = {n: number_text(v) for n, v in at.items() if v is not None and n in swept}

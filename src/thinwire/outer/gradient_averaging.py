@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -20,7 +20,7 @@ from thinwire.blocks import (
 from thinwire.checksums import column_sums, digest_of
 from thinwire.errors import ConfigurationError, check
 from thinwire.following import is_nested_step
-from thinwire.live_weights import LiveVector, LiveWeights, local_shard
+from thinwire.live_weights import LiveVector, LiveWeights, local_shard, whole_tensor
 from thinwire.outer.optimizers import OuterOptimizer
 from thinwire.outer.overlap import Delay, FragmentContext, OuterState, Overlap
 
@@ -121,7 +121,8 @@ class _GradientState(OuterState):
         if self._clip_norm is None or not found:
             yield vector
             return
-        scale = (self._clip_norm / (_norm(found.values()) + 1e-6)).clamp(max=1.0)
+        norm = whole_tensor(nn.utils.get_total_norm(found.values()))
+        scale = (self._clip_norm / (norm + 1e-6)).clamp(max=1.0)
         yield LazyVector(
             vector.numel, vector.device, lambda part, out: vector.read(part, out).mul_(scale)
         )
@@ -229,14 +230,6 @@ class GradientAveraging(OuterOptimizer):
             do="leave fragments out, or take an outer optimizer such as tw.outer.SGD",
         )
         return _GradientState(context.live, context.names, self.clip_norm)
-
-
-def _norm(gradients: Iterable[Tensor]) -> Tensor:
-    """The norm of all of them together; of whole tensors where this rank holds shards."""
-    total = nn.utils.get_total_norm(gradients)
-    # Only a DTensor has the method, whose import would be slow.
-    whole: Callable[[], Tensor] | None = getattr(total, "full_tensor", None)
-    return total if whole is None else whole()
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

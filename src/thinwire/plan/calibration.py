@@ -91,9 +91,7 @@ def calibrate(folder: Path | str, *, step_s: float | None = None) -> Calibration
     """
     status = read_run(Path(folder))
     if status.run is None:
-        do = (
-            "pass the folder of a finished run of `thinwire train`, in which there is a config.json"
-        )
+        do = "pass the folder of a finished run of `thinwire train`, which has a config.json"
         raise ConfigurationError(_what(Path(folder)), because=f"it is {status}", do=do)
     run = status.run
     try:

@@ -178,6 +178,7 @@ def forecast(
     step_s = job.compute.step_s / utilisation
     required = {share: required_bandwidth(share, scenario) for share in {*utilisations, target}}
     rounds_per_day = _DAY_S / (step_s * sent.sync_every)
+    size = {"workers": job.workers, "parameters": job.shape.parameters}
     known: dict[str, Any] = {}
     if job.elastic:
         puts, gets, lists = meeting_requests(job.workers)
@@ -199,13 +200,7 @@ def forecast(
         exchanges=tuple(sorted({message.exchange for message in sent.messages})),
         up_bytes_per_round=up,
         down_bytes_per_round=down,
-        times_fewer=times_fewer(
-            up,
-            down,
-            workers=job.workers,
-            parameters=job.shape.parameters,
-            steps=sent.sync_every,
-        ),
+        times_fewer=times_fewer(up, down, steps=sent.sync_every, **size),
         up_bytes_per_day=rounds_per_day * up,
         down_bytes_per_day=rounds_per_day * down,
         peak_up_bytes_per_step=carried.peak_sent_per_step,

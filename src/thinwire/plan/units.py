@@ -222,6 +222,15 @@ def count_text(count: float) -> str:
     return _text("count", round(count) if math.isfinite(count) else count).replace(" ", "")
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "worker"), counted(0, "worker")
+    ('1 worker', '0 workers')
+    """
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def nbytes_text(nbytes: float) -> str:
     """Bytes in three digits.
 

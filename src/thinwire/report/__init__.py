@@ -1,13 +1,13 @@
 """Reports: HTML files that contain everything they show and open without a network."""
 
-from thinwire.report.page import Block, Chart, Page, Part, TextTable, write_page
+from thinwire.report.page import Block, Chart, Macro, Page, TextTable, write_page
 from thinwire.report.run_page import ReportData, read_report_data, run_page
 
 __all__ = [
     "Block",
     "Chart",
+    "Macro",
     "Page",
-    "Part",
     "ReportData",
     "TextTable",
     "read_report_data",

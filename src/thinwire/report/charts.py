@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from thinwire.report.page import Chart, Part
+from thinwire.report.page import Chart, Macro
 from thinwire.runs.schema import RunRecord
 from thinwire.runs.variants import Variant, differing
 
@@ -97,7 +97,7 @@ def curves_of(variant: Variant) -> dict[str, list[float | None]]:
     return found
 
 
-def curves(*, y: str, x: str, name: str, has_link: bool) -> Part:
+def curves(*, y: str, x: str, name: str, has_link: bool) -> Macro:
     """Lines of one quantity against another; the reader can choose both, and logarithmic axes.
 
     Args:
@@ -112,7 +112,7 @@ def curves(*, y: str, x: str, name: str, has_link: bool) -> Part:
     }
     if has_link:
         choices["x"]["link"] = ("wall-clock on the chosen link", "duration")
-    return Part("Curves", name=name, chosen={"x": x, "y": y}, choices=choices)
+    return Macro("Curves", name=name, chosen={"x": x, "y": y}, choices=choices)
 
 
 def front_chart(variants: Sequence[Variant]) -> Chart:

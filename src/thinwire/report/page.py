@@ -101,14 +101,14 @@ class Chart(Block):
     alt: str
 
 
-class Part(Block):
-    """A block without a class of its own.
+class Macro(Block):
+    """A block that is no more than a macro and its arguments.
 
     Args:
         macro: its name in templates/blocks.html.
         values: arguments of the macro.
 
-    >>> Part("Paragraph", text="5 < 7").html()
+    >>> Macro("Paragraph", text="5 < 7").html()
     Markup('<p>5 &lt; 7</p>')
     """
 

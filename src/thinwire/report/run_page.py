@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from thinwire.errors import ThinwireError, check
 from thinwire.plan.link import TOPOLOGIES
+from thinwire.plan.units import counted
 from thinwire.report.charts import (
     curves,
     curves_of,
@@ -19,7 +20,7 @@ from thinwire.report.charts import (
     styles_of,
 )
 from thinwire.report.link_replay import replay_data
-from thinwire.report.page import Block, Page, Part, TextTable
+from thinwire.report.page import Block, Macro, Page, TextTable
 from thinwire.report.results import (
     contributions_table,
     curves_table,
@@ -110,7 +111,7 @@ def run_page(data: ReportData, *, refresh_s: float | None = None) -> Page:
         below = "Nothing of these is in any chart or table above."
         rows = tuple((str(folder), str(status)) for folder, status in data.left_out.items())
         left_out = [
-            Part("Heading", text="Left out", name="left-out", below=below),
+            Macro("Heading", text="Left out", name="left-out", below=below),
             TextTable(title="Folders", head=("folder", "why", ""), rows=rows),
         ]
     if not variants:
@@ -128,14 +129,14 @@ def run_page(data: ReportData, *, refresh_s: float | None = None) -> Page:
             played[index] = replay_data(variant.runs[0])
         except ThinwireError as error:
             text = f"{variant.label} is not among them: {error.because}."
-            unplayed.append(Part("Paragraph", text=text))
+            unplayed.append(Macro("Paragraph", text=text))
     has_link = bool(played)
     config, summary = variants[0].config, variants[0].runs[0].summary
     seeds = _listed(seed for variant in variants for seed in variant.seeds)
-    heading = Part("Heading", text="Contributions", name="members", below=_CONTRIBUTIONS)
+    heading = Macro("Heading", text="Contributions", name="members", below=_CONTRIBUTIONS)
     members = contributions_table(variants)
     return Page(
-        title=f"{_count(len(variants), 'method')}, {summary.parameters:,} parameters, "
+        title=f"{counted(len(variants), 'method')}, {summary.parameters:,} parameters, "
         f"{summary.tokens:,} tokens",
         lead=f"Model {config.model_size} on {config.corpus}, tokens by {config.tokenizer}, "
         f"sequences of {config.sequence_length}; K = "
@@ -144,17 +145,17 @@ def run_page(data: ReportData, *, refresh_s: float | None = None) -> Page:
         blocks=[
             *_summary(data),
             results_table(variants),
-            Part("Paragraph", text=_READING),
+            Macro("Paragraph", text=_READING),
             *_losses(variants, has_link=has_link),
             *_link(variants, played, unplayed),
             *scaling_charts(variants),
-            Part("Heading", text="In the runs themselves", name="measured", below=_MEASURED),
+            Macro("Heading", text="In the runs themselves", name="measured", below=_MEASURED),
             curves(y="waited", x="seconds", name="waits", has_link=has_link),
             *([heading, members] if members.rows else []),
-            Part("Heading", text="Settings and versions", name="settings"),
+            Macro("Heading", text="Settings and versions", name="settings"),
             differences_table(variants)
             if len(variants) > 1
-            else Part("Paragraph", text="There is one method, so nothing differed."),
+            else Macro("Paragraph", text="There is one method, so nothing differed."),
             _folded(shared_table(variants)),
             versions_table(variants),
             *left_out,
@@ -176,10 +177,10 @@ def _summary(data: ReportData) -> list[Block]:
     if any(len(variant.runs) == 1 for variant in rows):
         trust = "One seed says nothing about how far a difference can be trusted."
     below = f"Lowest loss: {best.label} with {best.loss.text('.4f')}. {fewest} {trust}"
-    blocks: list[Block] = [Part("Heading", text="In short", name="summary", below=below)]
+    blocks: list[Block] = [Macro("Heading", text="In short", name="summary", below=below)]
     if data.left_out:
-        text = f"Left out of everything here: {_count(len(data.left_out), 'folder')}."
-        blocks.append(Part("Notice", text=text, target="left-out"))
+        text = f"Left out of everything here: {counted(len(data.left_out), 'folder')}."
+        blocks.append(Macro("Notice", text=text, target="left-out"))
     return blocks
 
 
@@ -197,8 +198,8 @@ def _losses(variants: Sequence[Variant], *, has_link: bool) -> list[Block]:
         "shown": first_shown(variants),
     }
     return [
-        Part("Heading", text="Loss and bytes", name="loss", below=below),
-        Part("MethodControls", **controls),
+        Macro("Heading", text="Loss and bytes", name="loss", below=below),
+        Macro("MethodControls", **controls),
         curves(y="validation", x="tokens", name="by-tokens", has_link=has_link),
         curves(y="validation", x="bytes", name="by-bytes", has_link=has_link),
         front_chart(variants),
@@ -213,7 +214,7 @@ def _link(
 ) -> list[Block]:
     text, name = "On a link of your choice", "link-section"
     if not played:
-        return [Part("Heading", text=text, name=name), *unplayed]
+        return [Macro("Heading", text=text, name=name), *unplayed]
     labels = {index: variants[index].label for index in played}
     shown = first_shown(variants)
     table = TextTable(
@@ -225,16 +226,16 @@ def _link(
         rest=[row for row, index in enumerate(played) if index not in shown],
     )
     return [
-        Part("Heading", text=text, name=name, below=_ON_THE_LINK),
+        Macro("Heading", text=text, name=name, below=_ON_THE_LINK),
         *unplayed,
-        Part("LinkControls", topologies=list(TOPOLOGIES)),
+        Macro("LinkControls", topologies=list(TOPOLOGIES)),
         curves(y="validation", x="link", name="by-link", has_link=True),
         table,
-        Part("Timeline", labels=labels),
+        Macro("Timeline", labels=labels),
     ]
 
 
-def _page_data(variants: Sequence[Variant], played: Mapping[int, dict[str, Any]]) -> Part:
+def _page_data(variants: Sequence[Variant], played: Mapping[int, dict[str, Any]]) -> Macro:
     """Data of the page's scripts; not shown."""
     data = [
         {
@@ -248,15 +249,11 @@ def _page_data(variants: Sequence[Variant], played: Mapping[int, dict[str, Any]]
         }
         for index, (variant, style) in enumerate(zip(variants, styles_of(variants), strict=True))
     ]
-    return Part("PageData", data={"variants": data})
+    return Macro("PageData", data={"variants": data})
 
 
-def _folded(table: TextTable) -> Part:
-    return Part("Details", title=table.title, block=table)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+def _folded(table: TextTable) -> Macro:
+    return Macro("Details", title=table.title, block=table)
 
 
 def _listed(values: Iterable[int]) -> str:

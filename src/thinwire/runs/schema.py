@@ -174,11 +174,6 @@ class FinishedRun:
     records: tuple[RunRecord, ...]
     corpus: str | None
 
-    @property
-    def memory_bytes(self) -> Mapping[str, int]:
-        """Bytes of each state of a worker at the end; empty if not measured."""
-        return self.records[-1].state_bytes
-
 
 # -- reading ---------------------------------------------------------------------------------------
 

@@ -86,7 +86,7 @@ class Variant:
     @property
     def memory_ratio(self) -> float | None:
         """Bytes of all states of a worker over those of its weights; None if not recorded."""
-        held = [run.memory_bytes for run in self.runs]
+        held = [run.records[-1].state_bytes for run in self.runs]
         if not all(held):
             return None
         return statistics.fmean(sum(its.values()) / its["live_weights"] for its in held)
@@ -119,9 +119,8 @@ def repeated_runs(runs: Sequence[FinishedRun]) -> dict[Path, str]:
     for run in runs:
         kept = first.setdefault((_key(run), run.config.seed), run)
         if kept is not run:
-            repeated[run.folder] = (
-                f"the same configuration and seed as {kept.folder}, which is shown"
-            )
+            why = f"the same configuration and seed as {kept.folder}, which is shown"
+            repeated[run.folder] = why
     return repeated
 
 

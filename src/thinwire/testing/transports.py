@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,6 @@ from torch import Tensor
 from thinwire.exchange.state import peers_of
 from thinwire.transport import Post, Posts, RoundTag, Transport
 from thinwire.transport.base import Received, Round, to_all
-from thinwire.transport.metered import Metered
 
 _TAG = RoundTag(what="a test payload", round=1)
 
@@ -48,14 +46,6 @@ def scattered(payloads: Sequence[Tensor], rank: int) -> Generator[Post, Received
     return [by_rank[worker] for worker in workers]
 
 
-def reduced(
-    payloads: Sequence[Tensor], rank: int, reduce: Callable[[Sequence[Tensor]], Tensor]
-) -> Posts[list[Tensor]]:
-    """The reduced payload of every worker, in rank order."""
-    received = yield from scattered(payloads, rank)
-    return (yield from gathered(reduce(received), rank, len(payloads)))
-
-
 def swapped(payload: Tensor, rank: int, peer: int) -> Posts[Tensor]:
     """The payload of `peer`; a worker that is its own peer keeps its payload."""
     is_alone = peer == rank
@@ -64,7 +54,7 @@ def swapped(payload: Tensor, rank: int, peer: int) -> Posts[Tensor]:
     return lambda: theirs
 
 
-_Kind: TypeAlias = Callable[[int, int, int], Posts[threading.Thread]]
+Kind: TypeAlias = Callable[[int, int, int], Posts[threading.Thread]]
 """(rank, workers, seed) in; the exchange ends with the thread that its end ran in."""
 
 
@@ -113,7 +103,8 @@ def _three_posts(rank: int, workers: int, seed: int) -> Posts[threading.Thread]:
     return lambda: _ended(finish(), [torch.cat(mine) + owner for owner in range(workers)])
 
 
-_KINDS: Sequence[_Kind] = (_gathering, _reduction, _swapping, _three_posts)
+KINDS: Sequence[Kind] = (_gathering, _reduction, _swapping, _three_posts)
+"""Exchanges that check their answers themselves."""
 _ORDERS = ((5, 2, 7, 0, 4, 1, 6, 3), (3, 4, 5, 7, 6, 0, 1, 2))
 """Of waits: two exchanges of each kind, in turns, are not waited for as they were started."""
 
@@ -123,7 +114,7 @@ def _failing(transport: Transport) -> Posts[None]:
     raise LookupError("what an exchange of a test raises")
 
 
-def _begun(kind: _Kind, transport: Transport, seed: int) -> Round[threading.Thread]:
+def _begun(kind: Kind, transport: Transport, seed: int) -> Round[threading.Thread]:
     """An exchange that checks its answers itself; payloads of two seeds differ."""
     return transport.run(kind(transport.rank, transport.world_size, seed), _TAG)
 
@@ -144,7 +135,7 @@ def check_worker(transport: Transport) -> None:
     """
     sizes, rank, workers = (1, 7, 100_003), transport.rank, transport.world_size
     gathers = [transport.run(gathered(payload_of(rank, n), rank, workers), _TAG) for n in sizes]
-    parts = [_begun(kind, transport, seed) for kind in _KINDS for seed in (1, 2)]
+    parts = [_begun(kind, transport, seed) for kind in KINDS for seed in (1, 2)]
     for part in parts[1::2]:
         _check(part)
     for n, gather in zip(sizes, gathers, strict=True):
@@ -159,42 +150,9 @@ def check_worker(transport: Transport) -> None:
     assert known[rank] == b"x" * rank
     assert all(known[sender] == b"x" * sender for sender in known)
     for order in _ORDERS:
-        parts = [_begun(kind, transport, s) for s, kind in itertools.product(range(2), _KINDS)]
+        parts = [_begun(kind, transport, s) for s, kind in itertools.product(range(2), KINDS)]
         for place in order:
             _check(parts[place])
-
-
-def check_background(transport: Transport, *, within_s: float = 20.0) -> None:
-    """Check a transport that exchanges while training continues.
-
-    Exchanges with all their posts must arrive before any of them is waited for, and their time
-    until then must count as overlapped.
-
-    Args:
-        transport: the worker's.
-        within_s: how long a few bytes may take.
-
-    Raises:
-        AssertionError: something arrives only when it is waited for.
-    """
-    meter, arrived = Metered(transport), list[int]()
-
-    def noted(kind: _Kind) -> Posts[threading.Thread]:
-        finish = yield from kind(transport.rank, transport.world_size, 1)
-        arrived.append(1)
-        return finish
-
-    parts = [meter.run(noted(kind), _TAG) for kind in _KINDS]
-    until_s = time.perf_counter() + within_s
-    while len(arrived) < len(parts):
-        assert time.perf_counter() < until_s, "exchanges arrive only when they are waited for"
-        time.sleep(0.001)
-    trained_s = 0.2
-    time.sleep(trained_s)
-    for place in (0, 2, 1, 3):
-        assert meter.wait(parts[place]) is threading.current_thread()
-    assert meter.counters.wait_s < trained_s
-    assert 0 < meter.counters.overlapped_s < len(parts) * within_s
 
 
 class TransportContract(ABC):

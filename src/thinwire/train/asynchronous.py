@@ -32,7 +32,7 @@ from thinwire.train.data import LoadedData
 from thinwire.train.models import save_pretrained
 from thinwire.train.observers import FolderWriter, Observer, versions
 from thinwire.train.workers.ranks import Ranks
-from thinwire.train.workers.worker import Worker, WorkerIdentity, checked_loss, token_losses
+from thinwire.train.workers.worker import Worker, WorkerIdentity, checked_loss, token_loss_sum
 
 
 def without_rounds(method: Method, workers: int) -> Method:
@@ -92,7 +92,7 @@ class AsyncRun:
     ) -> None:
         self._config, self.data, self._folder = config, config.data.load(), folder
         length = config.data.sequence_length
-        model: Any = config.model.build(self.data.vocab_size, length, config.seed)
+        model: Any = config.model.build(self.data.tokenizer.vocab_size, length, config.seed)
         self.observers: list[Observer] = [FolderWriter(folder)]
         self.server = AsyncServer(
             model.to(config.machine.device),
@@ -167,14 +167,11 @@ class AsyncRun:
         for observer in self.observers:
             observer.record(self._last)
 
-    @torch.no_grad()
     def _validation_loss(self) -> float:
         """Mean loss of every next token, in nats."""
-        model, windows = self.server.model.eval(), self.data.validation
-        parts = (token_losses(model, w.to(self._config.machine.device)) for w in windows.split(64))
-        loss = sum(losses.double().sum().item() for losses in parts) / windows[:, 1:].numel()
-        model.train()
-        return checked_loss(loss, self.step)
+        windows, machine = self.data.validation, self._config.machine
+        total = token_loss_sum(self.server.model, windows, machine, count=len(windows))
+        return checked_loss(total / windows[:, 1:].numel(), self.step)
 
     def finish(self) -> dict[str, Any]:
         """Write summary and model; returns the summary."""
@@ -222,8 +219,8 @@ def _resume(
     numbers = itertools.count(newest + 1)
 
     def save() -> None:
-        its = {"config": described, "corpus": described["corpus"]}
-        files.save(next(numbers), {"run": its, "parts": [part.state_dict() for part in parts]})
+        its = [part.state_dict() for part in parts]
+        files.save(next(numbers), {"run": {"config": described}, "parts": its})
         files.prune()
 
     return save

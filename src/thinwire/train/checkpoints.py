@@ -76,7 +76,7 @@ class _Seal(msgspec.Struct):
 class Checkpoints:
     """The checkpoints of one worker, or of one rank of a worker that is sharded.
 
-    A checkpoint is a `.pt` file and a `.json` file with its size and SHA-256, which is written last
+    A checkpoint is a `.pt` file and a `.json` file with its SHA-256, which is written last
     and makes it complete. A process that is killed leaves older checkpoints intact.
 
     Args:
@@ -128,8 +128,7 @@ class Checkpoints:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             replace_file(data, lambda path: torch.save(state, path))
-            facts = {"step": step, "bytes": data.stat().st_size, "sha256": _sha256(data)}
-            replace_text(seal, json.dumps(facts | {"ranks": self._ranks}))
+            replace_text(seal, json.dumps({"sha256": _sha256(data), "ranks": self._ranks}))
         except (OSError, RuntimeError) as error:
             raise CheckpointError(
                 f"write checkpoint {data}",

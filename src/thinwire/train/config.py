@@ -42,9 +42,8 @@ class WarmupCosine:
         if t <= self.warmup_steps:
             return t / self.warmup_steps
         progress = min(1.0, (t - self.warmup_steps) / max(1, steps - self.warmup_steps))
-        return self.final_fraction + (1 - self.final_fraction) * 0.5 * (
-            1 + math.cos(math.pi * progress)
-        )
+        cosine = 1 + math.cos(math.pi * progress)
+        return self.final_fraction + (1 - self.final_fraction) * 0.5 * cosine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from thinwire.elastic.events import Event, EventLog
 from thinwire.errors import CheckpointError, ConfigurationError
-from thinwire.plan.units import nbytes_text
+from thinwire.plan.units import counted, nbytes_text
 from thinwire.runs.folder import RunFolder
 
 _LOG = logging.getLogger(__name__)
@@ -134,8 +134,7 @@ class Terminal(Observer):
             f"waited {record['wait_s']:.1f} s",
         ]
         if "workers" in record:  # where they come and go
-            workers = record["workers"]
-            parts.append("1 worker" if workers == 1 else f"{workers} workers")
+            parts.append(counted(record["workers"], "worker"))
         if self._draws:
             # Lines end between parts, and not within one.
             whole = "  ".join(part.replace(" ", "\0") for part in parts)

@@ -343,7 +343,8 @@ def test_data_of_a_text_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file = str(write_words(tmp_path / "a.txt"))
     plain = Data(corpus=file, sequence_length=16, validation_sequences=20).load()
     merged = Data(corpus=file, sequence_length=16, tokenizer="bpe:300").load()
-    assert (plain.vocab_size, merged.vocab_size) == (256, 300)
+    sizes = [loaded.tokenizer.vocab_size for loaded in (plain, merged)]
+    assert sizes == [256, 300]
     assert plain.validation.shape == (20, 17)
     assert next(plain.training.batches(1, 4, 8, seed=0)).shape == (2, 17)
     assert int(next(merged.training.batches(0, 1, 64, seed=0)).max()) > 255
@@ -366,7 +367,7 @@ def test_data_of_token_shards(tmp_path: Path):
     write_shard(tmp_path / "train.bin", range(1_000))
     write_shard(tmp_path / "val.bin", range(100))
     loaded = Data(corpus=str(tmp_path), sequence_length=9).load()
-    assert loaded.vocab_size == 50304
+    assert loaded.tokenizer.vocab_size == 50304
     assert loaded.validation.flatten().tolist() == list(range(100))
     small = Data(corpus=str(tmp_path), sequence_length=9, tokenizer="ids:99")
     with pytest.raises(CorpusError, match=r"it holds token 99; do: pass tokenizer 'ids:100'"):

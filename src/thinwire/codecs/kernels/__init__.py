@@ -45,9 +45,9 @@ class RowKernel(NamedTuple):
             it is, whatever the decay. The caller sees that the sum is finite: a row that is not
             gets any bytes and any residual, but does not disturb other rows.
         add: (out, records, weight, counts): out += weight * decode(r) for one worker's records
-            after the other's, the product rounded first; and counts += 1 wherever a worker's
-            decoded number is not zero, unless it is None. `ExchangeError` if some bytes are no
-            record; `out` and `counts` are then unusable.
+            after the other's, of at least one, the product rounded first; and counts += 1 wherever
+            a worker's decoded number is not zero, unless it is None. `ExchangeError` if some bytes
+            are no record; `out` and `counts` are then unusable.
         largest: (records): a number that no |decoded number| exceeds, without decoding them: that
             of all levels of the records, infinite or NaN if any of them is; 0 for no rows.
             `ExchangeError` as above. None if the levels of a record can be read without decoding.

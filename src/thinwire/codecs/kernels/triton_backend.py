@@ -73,8 +73,6 @@ def _dense(run: Callable[..., None], nbytes: int, bits: int, value_of: Any) -> R
         run(len(x), x, delta, decay, out)
 
     def add(out: Tensor, records: Sequence[Tensor], weight: float, counts: Tensor | None) -> None:
-        if not records:
-            return
         # Where each worker's records begin, without waiting for the device: one kernel then reads
         # any number of payloads, with none of them copied.
         begins = torch.tensor([r.data_ptr() for r in records], pin_memory=out.is_cuda)

@@ -64,8 +64,8 @@ class Data:
             validation=self._spread(validation),
             fingerprint=fingerprint([*train, *validation]),
         )
-        if not corpus.is_text and (largest := int(loaded.validation.max())) >= loaded.vocab_size:
-            what = f"read corpus {self.corpus!r} with a vocabulary of {loaded.vocab_size}"
+        if not corpus.is_text and (largest := int(loaded.validation.max())) >= tokenizer.vocab_size:
+            what = f"read corpus {self.corpus!r} with a vocabulary of {tokenizer.vocab_size}"
             do = f"pass tokenizer 'ids:{largest + 1}' or more"
             raise CorpusError(what, because=f"it holds token {largest}", do=do)
         return loaded
@@ -125,8 +125,3 @@ class LoadedData:
     training: Windows | StreamWindows
     validation: Tensor
     fingerprint: str
-
-    @property
-    def vocab_size(self) -> int:
-        """Token ids are below it."""
-        return self.tokenizer.vocab_size

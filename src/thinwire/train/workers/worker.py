@@ -17,7 +17,7 @@ from thinwire.asynchronous import Assignment
 from thinwire.errors import CheckpointError, CorpusError, NonFiniteError, check
 from thinwire.following import is_nested_step
 from thinwire.handshake import digest
-from thinwire.live_weights import local_shard
+from thinwire.live_weights import local_shard, whole_tensor
 from thinwire.rejection import CLIPPED
 from thinwire.train.config import Runtime, TrainConfig
 from thinwire.train.data import LoadedData
@@ -29,6 +29,7 @@ _SUMMED = (
     *("peak_outer_device_bytes", "peak_outer_host_bytes"),
     *("consensus_sent_bytes", "consensus_received_bytes"),
 )
+_VALIDATED_AT_ONCE = 16  # windows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,9 +88,10 @@ class RandomStream:
         return states
 
 
-def autocast(machine: Runtime, device: torch.device) -> torch.autocast:
+def autocast(machine: Runtime) -> torch.autocast:
     """The precision of forward passes."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=machine.precision == "bf16")
+    device, is_bf16 = torch.device(machine.device), machine.precision == "bf16"
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=is_bf16)
 
 
 def token_losses(model: nn.Module, windows: Tensor) -> Tensor:
@@ -101,6 +103,27 @@ def token_losses(model: nn.Module, windows: Tensor) -> Tensor:
     """
     logits: Tensor = model(input_ids=windows[:, :-1]).logits
     return F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten(), reduction="none")
+
+
+@torch.no_grad()
+def token_loss_sum(model: nn.Module, windows: Tensor, machine: Runtime, *, count: int) -> float:
+    """The sum of `token_losses` over the first `count` of `windows`, in the precision of a run.
+
+    Args:
+        model: in training mode, which it has afterwards, too.
+        windows: int64 [n, time + 1]; the model also reads those that do not count.
+        machine: device and precision.
+        count: up to n.
+    """
+    device, time = torch.device(machine.device), windows.shape[1] - 1
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    model.eval()
+    with autocast(machine):
+        for start in range(0, len(windows), _VALIDATED_AT_ONCE):
+            part = windows[start : start + _VALIDATED_AT_ONCE].to(device)
+            total += token_losses(model, part)[: (count - start) * time].double().sum()
+    model.train()
+    return total.item()
 
 
 def checked_loss(loss: float, step: int) -> float:
@@ -152,7 +175,7 @@ class Worker:
         self.config, self.device, self.ranks = config, device, ranks
         self._identity, self.number = identity, identity.number
         self.rank = identity.number * ranks.size + ranks.index
-        self._vocab_size = data.vocab_size
+        self._vocab_size = data.tokenizer.vocab_size
         self.model = self._build()
         ranks.place(self.model, device)
         self.optimizer = config.method.inner.build(self.model)
@@ -227,36 +250,24 @@ class Worker:
         return loss
 
     def _backward(self, windows: Tensor) -> Tensor:
-        with autocast(self.config.machine, self.device):
+        with autocast(self.config.machine):
             loss = token_losses(self._forward, windows).mean() / self.config.accumulate
         loss.backward()
         return loss.detach().double()
 
-    @torch.no_grad()
-    def validation_loss_sum(self, windows: Tensor, *, batch: int = 16) -> float:
+    def validation_loss_sum(self, windows: Tensor) -> float:
         """Sum of the token losses of the outer parameters over this rank's part of the windows.
 
         Args:
             windows: int64 [n, time + 1]; each of the run's R ranks takes every R-th.
-            batch: windows of a forward pass.
         """
         every = self._identity.evaluators * self.ranks.size
         mine = windows[self.rank :: every]
-        left = len(mine)
         # Ranks of a worker gather its weights together, so they need equally many forward passes.
         most = len(windows[self.number * self.ranks.size :: every])
-        mine = torch.cat([mine, windows[: most - left]])
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
-        time = windows.shape[1] - 1
-        self.model.eval()
-        precision = autocast(self.config.machine, self.device)
-        with self.outer.evaluating(), precision, self.ranks.naming_failures():
-            for start in range(0, len(mine), batch):
-                part = mine[start : start + batch].to(self.device)
-                losses = token_losses(self.model, part)[: (left - start) * time]
-                total += losses.double().sum()
-        self.model.train()
-        return total.item()
+        padded = torch.cat([mine, windows[: most - len(mine)]])
+        with self.outer.evaluating(), self.ranks.naming_failures():
+            return token_loss_sum(self.model, padded, self.config.machine, count=len(mine))
 
     # -- the worker as a whole: all of its ranks take part -----------------------------------------
 
@@ -287,7 +298,7 @@ class Worker:
             if self.ranks.size > 1:
                 target = model.state_dict() if first else {}
                 for name, tensor in self.model.state_dict().items():
-                    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+                    whole = whole_tensor(tensor)
                     if name in target:
                         target[name].copy_(whole)
             if first:
