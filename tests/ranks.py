@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 import thinwire as tw
 from thinwire.testing.transports import (
@@ -24,7 +24,7 @@ from thinwire.testing.transports import (
     gathered,
     swapped,
 )
-from thinwire.transport import Distributed, Posts, RoundTag, Sealed, Transport, distributed
+from thinwire.transport import Distributed, Posts, RoundTag, Transport, distributed
 from toy import Team, adamw, build_model, descend, loss
 from transport_checks import check_background, reduced
 
@@ -88,12 +88,6 @@ def train_one(
         descend(loss(model, step, rank, workers=ranks), optimizer)
         outer.step()
     return outer
-
-
-def carry_sealed() -> None:
-    transport = Sealed(Distributed(), "a secret of many characters")
-    check_worker(transport)
-    check_background(transport)
 
 
 def carry() -> None:
@@ -304,14 +298,6 @@ def kernel_sent_bytes() -> int:
     return total
 
 
-def die() -> None:
-    def maybe_die(step: int) -> None:
-        if dist.get_rank() == 1 and step == 3:
-            os._exit(9)
-
-    report(lambda: train_one(tw.presets.diloco(sync_every=2, outer=OUTER), 9, maybe_die))
-
-
 def silent() -> None:
     """The last rank waits for a key that nobody sets, until the first has gone with the store."""
 
@@ -334,23 +320,6 @@ def report(work) -> None:
     except tw.ThinwireError as error:
         print(type(error).__name__, error, time.perf_counter() - started_s, flush=True)
         os._exit(1)
-
-
-def ddp_groups() -> None:
-    """Nine steps of DiLoCo by two workers of two ranks, each with its quarter of the batch."""
-    from torch.nn.parallel import DistributedDataParallel
-
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("worker", "shard"))
-    inside, rank = mesh["shard"], dist.get_rank()
-    model = DistributedDataParallel(build_model(), process_group=inside.get_group())
-    transport = Distributed(mesh["worker"])
-    check_worker(transport)
-    print(rank, transport.rank, transport.world_size)
-    method = tw.presets.diloco(sync_every=3, outer=OUTER)
-    outer = train_one(method, group=mesh["worker"], model=model)
-    with outer.evaluating(), torch.no_grad():
-        loss(model, 9, 0)
-    print(outer.digest())
 
 
 def averaged_by_ddp() -> None:
@@ -431,6 +400,14 @@ def at_once() -> None:
     for loop in loops:
         print(loop.outer.digest())
     dist.barrier()
+
+
+def die() -> None:
+    def maybe_die(step: int) -> None:
+        if dist.get_rank() == 1 and step == 3:
+            os._exit(9)
+
+    report(lambda: train_one(tw.presets.diloco(sync_every=2, outer=OUTER), 9, maybe_die))
 
 
 def left_under_way() -> None:

@@ -99,7 +99,7 @@ class Group:
     def __init__(self, method: tw.Method, model: nn.Module, both: DeviceMesh, **options) -> None:
         self.both, self.worker = both, both.get_local_rank("worker")
         self.model, self.optimizer = model, method.inner.build(model)
-        transport = Distributed(both.get_group("worker"))
+        transport = Distributed(both["worker"])
         self.outer = tw.OuterLoop(model, self.optimizer, method, transport=transport, **options)
 
     def train(self, steps: int, *, halves: bool, first: int = 0, after=lambda: None) -> "Group":

@@ -147,14 +147,8 @@ def test_the_size_of_a_run_is_that_of_its_parameters() -> None:
 def test_of_a_slow_link_it_says_what_fits_as_the_command_does_that_it_names(capsys) -> None:
     finding = method_finding(LINK, BILLION, RunDescription())
     assert finding.status == "ok"
-    fitting, figures = finding.found.split("; ")
-    assert figures == (
-        "computed for 1B in 10 layers, 3 workers with this link, 2 s a step "
-        "(yours: --model, --workers, --step-time)"
-    )
-    recommended = finding.run.advice.recommended
-    assert fitting == f"{len(recommended)} presets keep a worker busy 90 % of the time"
     assert finding.do.startswith("all workers take the flags of one below; ")
+    recommended = finding.run.advice.recommended
     said = {row.choice.text: row.forecast.utilisation for row in recommended}
     command = finding.do.partition("thinwire ")[2].split()
     assert main([*command, "--json", "--methods", "ddp"]) == 0

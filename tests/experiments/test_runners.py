@@ -18,20 +18,16 @@ from thinwire.experiments.runners import PlannedRun, no_observer, one_by_one
 from thinwire.runs.folder import RunFolder
 from thinwire.runs.status import RunState, status_of
 from thinwire.train.checkpoints import locked
-from thinwire.train.config import Intervals, TrainConfig, WarmupCosine
-from thinwire.train.data import Data
+from thinwire.train.config import Intervals, Runtime, TrainConfig
 from thinwire.train.observers import Observer
-from thinwire.train.recipes import laptop
+from training import corpus, tiny
+
+__all__ = ["corpus", "tiny"]
 
 
 @pytest.fixture
-def tiny(tmp_path) -> Callable[[str], TrainConfig]:
-    """A recipe of a few steps over a few lines; `killed` and `failing` are methods, too."""
-    text = tmp_path / "text"
-    text.mkdir()
-    for number in range(12):
-        lines = "".join(f"line {number * i % 97} of {number}\n" for i in range(60))
-        (text / f"{number}.txt").write_text(lines)
+def of_method(tmp_path, tiny) -> Callable[[str], TrainConfig]:
+    """A recipe of a few steps of one worker; `killed` and `failing` are methods, too."""
     doomed = {
         "killed": Doomed(how="kill_once", file=str(tmp_path / "was-killed")),
         "always-killed": Doomed(how="kill", file=str(tmp_path / "attempts")),
@@ -41,16 +37,10 @@ def tiny(tmp_path) -> Callable[[str], TrainConfig]:
     }
 
     def recipe(name: str) -> TrainConfig:
-        config = laptop("diloco" if name in doomed else name)
+        sizes = {"workers": 1, "steps": 6, "global_batch": 2, "machine": Runtime()}
+        config = tiny("diloco", periods=Intervals(checkpoint_steps=2), **sizes)
         slots = {"inner": doomed.get(name, config.method.inner), "sync_every": 2}
-        return dataclasses.replace(
-            config,
-            method=dataclasses.replace(config.method, **slots),
-            data=Data(corpus=str(text), sequence_length=8, validation_sequences=8),
-            schedule=WarmupCosine(warmup_steps=2),
-            periods=Intervals(checkpoint_steps=2),
-            **{"workers": 1, "steps": 6, "global_batch": 2},
-        )
+        return dataclasses.replace(config, method=dataclasses.replace(config.method, **slots))
 
     return recipe
 
@@ -58,11 +48,11 @@ def tiny(tmp_path) -> Callable[[str], TrainConfig]:
 @pytest.mark.slow_cases("two")
 @pytest.mark.parametrize("runner", [one_by_one, ParallelRunner(2)], ids=["one", "two"])
 def test_one_that_fails_says_so_at_once_and_has_a_log_and_others_go_on(
-    tmp_path, tiny, runner
+    tmp_path, of_method, runner
 ) -> None:
     changes = {"periods": Intervals(log_steps=2)}
     methods = ("failing", "diverging", "diloco")
-    experiment = Experiment(recipe=tiny, methods=methods, changes=changes)
+    experiment = Experiment(recipe=of_method, methods=methods, changes=changes)
     out, heard = tmp_path / "out", Heard(list)
     found = compare(experiment, out, heard.of, runner)
     trouble = found.problems()
@@ -80,7 +70,7 @@ def test_one_that_fails_says_so_at_once_and_has_a_log_and_others_go_on(
     assert heard["diloco seed 0"] == ["begins", 2, 4, 6, "ends"]
     told = heard["diverging seed 0"]
     assert (told[0], told[-1]) == ("begins", "ends")
-    assert " failed: NonFiniteError: cannot take the step" in told[-2]
+    assert " failed: NonFiniteError: cannot " in told[-2]
     # What thinwire refuses says all there is to say.
     (log,) = (out / "logs").iterdir()
     assert log.name == "failing-seed0.log"
@@ -89,9 +79,12 @@ def test_one_that_fails_says_so_at_once_and_has_a_log_and_others_go_on(
 
 
 def test_a_run_goes_on_with_the_threads_it_was_begun_with_if_nobody_writes_it(
-    tmp_path, tiny
+    tmp_path, of_method
 ) -> None:
-    experiment, folder = Experiment(recipe=tiny, methods=("diloco",)), tmp_path / "o/diloco-seed0"
+    experiment, folder = (
+        Experiment(recipe=of_method, methods=("diloco",)),
+        tmp_path / "o/diloco-seed0",
+    )
     (spec,) = specs_of(experiment)
     config = configure(experiment, spec, 0)
     machine = dataclasses.replace(config.machine, threads=3, device="cpu")
@@ -112,9 +105,9 @@ def test_a_run_goes_on_with_the_threads_it_was_begun_with_if_nobody_writes_it(
 
 
 @pytest.mark.slow
-def test_parallel_runs_give_the_same_bits_and_outlives_a_killed_process(tmp_path, tiny) -> None:
+def test_parallel_runs_give_the_same_bits_and_outlive_a_killed_process(tmp_path, of_method) -> None:
     experiment = Experiment(
-        recipe=tiny, methods=("failing", "killed", "diloco"), changes={"machine.threads": 1}
+        recipe=of_method, methods=("failing", "killed", "diloco"), changes={"machine.threads": 1}
     )
     side = compare(experiment, tmp_path / "side", no_observer, ParallelRunner(2))
     assert side.problems().keys() == {"failing-seed0"}
@@ -143,10 +136,10 @@ class Heard(defaultdict):
 
 @pytest.mark.slow
 def test_a_process_that_dies_twice_is_given_up_and_one_that_prints_has_a_log(
-    tmp_path, tiny, capfd
+    tmp_path, of_method, capfd
 ) -> None:
     methods, heard = ("always-killed", "noisy", "diloco"), Heard(list)
-    experiment = Experiment(recipe=tiny, methods=methods, baseline="diloco")
+    experiment = Experiment(recipe=of_method, methods=methods, baseline="diloco")
     found = compare(experiment, tmp_path / "out", heard.of, ParallelRunner(2))
     (problem,) = found.problems().values()
     assert problem.state is RunState.FAILED
@@ -163,14 +156,14 @@ def test_a_process_that_dies_twice_is_given_up_and_one_that_prints_has_a_log(
         assert f"said {where}" in printed
 
 
-def test_nothing_runs_if_one_configuration_cannot_be_sent(tmp_path, tiny) -> None:
+def test_nothing_runs_if_one_configuration_cannot_be_sent(tmp_path, of_method) -> None:
     @dataclasses.dataclass(frozen=True)
     class Local(inner.InnerOptimizer):
         def build(self, model):
             raise AssertionError
 
     def recipe(text: str) -> TrainConfig:
-        config = tiny("diloco")
+        config = of_method("diloco")
         slots = dataclasses.replace(config.method, inner=Local())
         return dataclasses.replace(config, method=slots) if text == "local" else config
 
@@ -182,11 +175,11 @@ def test_nothing_runs_if_one_configuration_cannot_be_sent(tmp_path, tiny) -> Non
     assert not (tmp_path / "out").exists()
 
 
-def test_which_runs_are_wanted_is_told_before_they_begin(tmp_path, tiny) -> None:
+def test_which_runs_are_wanted_is_told_before_they_begin(tmp_path, of_method) -> None:
     told: list[list[tuple[str, RunState]]] = []
     for seeds in ((0,), (0, 1)):
         compare(
-            Experiment(recipe=tiny, methods=("diloco",), seeds=seeds),
+            Experiment(recipe=of_method, methods=("diloco",), seeds=seeds),
             tmp_path / "out",
             no_observer,
             one_by_one,

@@ -73,20 +73,9 @@ def test_every_choice_is_the_same_on_a_command_line_in_python_and_for_the_planne
             assert found is None or found == planned.traffic(choice.method())
 
 
-@pytest.mark.parametrize(("workers", "bits_per_s"), [(2, 2e7), (9, 2e7), (4, 1e8), (2, 1e12)])
-def test_what_is_advised_reaches_the_target_by_the_planner_s_own_account(workers, bits_per_s):
-    planned = job(workers=workers, bits_per_s=bits_per_s)
-    advice = advise(planned, target=0.9)
-    assert advice.recommended
-    assert (advice.changes, advice.closest) == ((), None)
-    for found in advice.recommended:
-        assert busy(planned, found.choice) == found.forecast.utilisation >= 0.9
-    losses = [found.choice.loss_share for found in advice.recommended]
-    assert losses == sorted(losses)
-    advised = {found.choice.preset for found in advice.recommended}
-    assert len(advised) == len(losses)
-    # On a link as fast as memory, data parallelism is among the advice.
-    assert ("ddp" in advised) == (bits_per_s == 1e12)
+def test_data_parallelism_is_advised_on_a_link_as_fast_as_memory():
+    recommended = advise(job(workers=2, bits_per_s=1e12), target=0.9).recommended
+    assert "ddp" in {found.choice.preset for found in recommended}
 
 
 # Parameters, layers, workers, step, Mbit/s and ms one way, as in benchmarks/advice_check.py; the
@@ -105,7 +94,17 @@ SITUATIONS = [
 )
 def test_situations_by_arithmetic(n, layers, workers, step_s, mbit, ms, text, nbytes):
     link, compute = Link.of(mbit * 1e6, latency_s=ms / 1e3), Compute(step_s=step_s)
-    (first, *_) = advise(job(n, layers, workers, compute=compute, link=link)).recommended
+    planned = job(n, layers, workers, compute=compute, link=link)
+    advice = advise(planned, target=0.9)
+    assert (advice.changes, advice.closest) == ((), None)
+    for found in advice.recommended:
+        assert busy(planned, found.choice) == found.forecast.utilisation >= 0.9
+    losses = [found.choice.loss_share for found in advice.recommended]
+    assert losses == sorted(losses)
+    advised = {found.choice.preset for found in advice.recommended}
+    assert len(advised) == len(losses)
+    assert "ddp" not in advised
+    (first, *_) = advice.recommended
     found = (first.choice.text, first.forecast.down_bytes_per_round)
     assert found == (text, (workers - 1) * nbytes)
     exchange_s = (workers - 1) * (ms / 1e3 + 8 * nbytes / (mbit * 1e6))

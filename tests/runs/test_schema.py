@@ -166,6 +166,7 @@ DAMAGE = [
     (config(seed=True), "config.json cannot be used: Expected `int`, got `bool` - at `$.seed`"),
     (file("summary.json", "[]"), "summary.json cannot be read: Expected `object`, got `array`"),
     (summary(val_loss=math.nan), "summary.json cannot be read"),
+    (summary(val_loss=-1.0), "Expected `float` >= 0.0 - at `$.val_loss`"),
     (summary(wall_s=None), "summary.json cannot be used: Object missing required field `wall_s`"),
     (summary(workers=0), "summary.json cannot be used: Expected `int` >= 1 - at `$.workers`"),
     (summary(steps=7), "the last record has step 23, and summary.json 7"),

@@ -20,10 +20,11 @@ import pytest
 import torch
 
 import thinwire as tw
+from elastic_twin import ElasticHub, HubTransport
 from thinwire.address import Address
 from thinwire.elastic.events import EventLog
 from thinwire.handshake import check_same
-from thinwire.membership import Go, Membership, Over, Phase, RoundPlan
+from thinwire.membership import Go, Over, Phase, RoundPlan
 from thinwire.runs.folder import RunFolder
 from thinwire.train import launch
 from thinwire.train.checkpoints import Checkpoints, locked
@@ -32,8 +33,6 @@ from thinwire.train.launch import ElasticConfig
 from thinwire.train.observers import Observer
 from thinwire.train.trainer import resume, train
 from thinwire.train.workers import group
-from thinwire.transport import Transport
-from thinwire.transport.base import RunningExchange
 from toy import feedback_of
 from training import records, run_ranked, stop_after
 
@@ -41,15 +40,15 @@ ELASTIC = ElasticConfig(at=Address("memory://", "r"), identity="me")
 EVERY = 5  # H of `make`
 
 
-class FakeElastic(Transport, Membership):
+class FakeElastic(HubTransport):
     """A world of one, whose rounds begin as `says` has it."""
 
     made: ClassVar[list["FakeElastic"]] = []
-    rank, world_size, is_fixed = 0, 1, False
 
     def __init__(self, store, *, run, token, identity, options, keep, **numbers) -> None:
         assert (store, run, token) == ("memory://", "r", None)
         assert numbers == {"workers": None, "worker": None, "group": None}
+        super().__init__(ElasticHub(), identity)
         self.identity, self.options = identity, options
         self.events, self.closed, self.cards, self.left = EventLog(), 0, [], 0
         self.made.append(self)
@@ -63,14 +62,8 @@ class FakeElastic(Transport, Membership):
         self.cards.append(json.loads(card))
         return {0: card}
 
-    def run(self, posts, tag):
-        running = RunningExchange(posts)
-        while running.post is not None:
-            running.answer({})
-        return running
-
     def join(self, state) -> None:
-        self.state = state
+        super().join(state)
         self.events.note("joined", round=0, who=(self.identity,))
 
     def begin_round(self, phase):
@@ -85,9 +78,6 @@ class FakeElastic(Transport, Membership):
 
     def log_round(self, record) -> None:
         self.events.note("committed", round=record.version)
-
-    def report(self, metrics) -> None:
-        self.metrics = metrics
 
     def leave(self) -> None:
         self.left += 1
@@ -413,22 +403,8 @@ def test_eager_workers_go_on_in_their_own_number_only(make, tmp_path, monkeypatc
     method = dataclasses.replace(make("diloco").method, overlap=tw.Eager())
     out = tmp_path / "run"
     stop_after(make(method=method), out, monkeypatch, 9)
-    # Before the corpus is looked for.
-    data = dataclasses.replace(make().data, corpus="no-such-corpus")
-    (out / "config.json").write_text(
-        (out / "config.json").read_text().replace(make().data.corpus, "no-such-corpus")
-    )
     with pytest.raises(tw.ConfigurationError, match=r"Eager.*another number of workers"):
-        resume(make(method=method, workers=4, data=data), out)
-
-
-@pytest.mark.slow
-def test_torchrun_goes_on_with_what_simulated_workers_left(make, tmp_path, monkeypatch) -> None:
-    out = tmp_path / "run"
-    stop_after(make(workers=4), out, monkeypatch, 9)
-    shutil.copytree(out, tmp_path / "copy")
-    simulated = resume(make(workers=2), tmp_path / "copy")
-    assert run_ranked(make(workers=2), out, "resume")["outer_digest"] == simulated["outer_digest"]
+        resume(make(method=method, workers=4), out)
 
 
 def test_there_and_back_leaves_no_checkpoints_of_workers_that_are_gone(
@@ -513,3 +489,12 @@ def test_what_a_power_loss_leaves_does_not_count(make, tmp_path, monkeypatch) ->
         assert stop_after(make(), out, monkeypatch, None).step == 4
     undisturbed = train(make(), tmp_path / "b")
     assert resume(make(), out)["outer_digest"] == undisturbed["outer_digest"]
+
+
+@pytest.mark.slow
+def test_torchrun_goes_on_with_what_simulated_workers_left(make, tmp_path, monkeypatch) -> None:
+    out = tmp_path / "run"
+    stop_after(make(workers=4), out, monkeypatch, 9)
+    shutil.copytree(out, tmp_path / "copy")
+    simulated = resume(make(workers=2), tmp_path / "copy")
+    assert run_ranked(make(workers=2), out, "resume")["outer_digest"] == simulated["outer_digest"]

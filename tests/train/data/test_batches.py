@@ -53,6 +53,7 @@ def test_workers_together_read_what_one_would(workers):
     group = [take(windows.batches(k, workers, 6, seed=3), 11) for k in range(workers)]
     for step, batch in enumerate(alone):
         assert torch.equal(torch.cat([worker[step] for worker in group]), batch)
+        assert torch.equal(windows.samples(6 * step, 6, seed=3), batch)
 
 
 def test_order_depends_on_seed_and_epoch_and_collides_nowhere():
@@ -139,10 +140,3 @@ def test_any_dealing_of_shares_reads_every_window_of_an_epoch_once(count, rows, 
     samples = [number for place in sorted(read) for number in read[place]]
     epochs = [samples[start : start + count] for start in range(0, 3 * count, count)]
     assert all(sorted(epoch) == list(range(count)) for epoch in epochs)
-
-
-def test_samples_in_their_order_are_what_one_numbered_worker_reads() -> None:
-    windows = make_windows(13)
-    alone = windows.batches(0, 1, 3, seed=5)
-    for step in range(20):
-        assert torch.equal(windows.samples(3 * step, 3, seed=5), next(alone))
