@@ -4,14 +4,12 @@ In every round, workers that were there before call `OuterLoop.begin` before new
 of them before any calls `finish`.
 """
 
-import itertools
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Callable, Generator, Mapping
+from typing import TypeVar
 
 from torch import Tensor
 
-from thinwire.errors import RoundDiscarded, ThinwireError
+from thinwire.errors import RoundDiscarded
 from thinwire.membership import (
     Answer,
     Go,
@@ -24,9 +22,8 @@ from thinwire.membership import (
     SharedState,
     WorkerMetrics,
 )
-from thinwire.transport import Posts, RoundTag, Transport
-from thinwire.transport.base import Round, RunningExchange
-from thinwire.transport.in_process import answers_of
+from thinwire.transport import Post, Posts, RoundTag, Transport, in_process
+from thinwire.transport.base import Received, Round, wrapped
 
 T = TypeVar("T")
 
@@ -48,9 +45,8 @@ class ElasticHub:
         self.shares: list[int] = []  # that were dealt
         self.broken = False  # whether all are told in the next round that they have a new group
         self._members: list[HubTransport] = []
-        self._exchanges: dict[tuple[int, int], _HubExchange] = {}
         self._arrived: list[str] = []
-        self._rounds = self._step = self._dealt = 0
+        self._step = self._dealt = 0
         self._changed = False
         self._phase = Phase.JOIN
 
@@ -77,22 +73,19 @@ class ElasticHub:
         is_last = len(self._arrived) + 1 == len(self._members)
         self._arrived = [] if is_last else [*self._arrived, node.name]
         yield from self._heal(state)
-        if self._changed:
-            node.group = self._rounds
         self.shares.append(self._dealt + node.rank)
         names = [member.name for member in self._members]
         known = {"phase": self._phase, "step": self._step, "dealt": self._dealt, "names": names}
         yield Go(RoundPlan(changed=self._changed, joins=joins, **known))
 
     def _open_round(self, state: SharedState, phase: Phase) -> None:
-        self._rounds += 1
         self._changed, self.broken = self.broken, False
         self._phase, self._step = phase, state.progress().step
         known = [m.state.progress().dealt for m in self._members if m.state is not None]
         self._dealt = max([self._dealt, *known])
-        for rank, member in enumerate(self._members):
-            member.rank_in_round, member.members = rank, tuple(self._members)
-            member.counter = itertools.count() if self._changed else member.counter
+        if self._changed:
+            for member, end in zip(self._members, in_process(len(self._members)), strict=True):
+                member.inner, member.members = end, tuple(self._members)
 
     def _heal(self, state: SharedState) -> Generator[Answer, None, None]:
         states = [member.state for member in self._members if member.state is not None]
@@ -106,13 +99,6 @@ class ElasticHub:
         else:
             yield Load(leader.capture())
 
-    def exchange_of(self, node: "HubTransport", tag: RoundTag) -> "_HubExchange":
-        """The exchange that is next for `node`, which the first of its group begins."""
-        key = (node.group, next(node.counter))
-        exchange = self._exchanges.setdefault(key, _HubExchange(self, node.members, tag))
-        assert (exchange.tag.what, exchange.tag.round) == (tag.what, tag.round), node.name
-        return exchange
-
 
 class HubTransport(Transport, Membership):
     """One worker's end of an `ElasticHub`, from `ElasticHub.connect`."""
@@ -122,11 +108,10 @@ class HubTransport(Transport, Membership):
         self.metrics = WorkerMetrics()
         self.state: SharedState | None = None
         self.members: tuple[HubTransport, ...] = (self,)
-        self.rank_in_round = self.group = 0
-        self.counter: Iterator[int] = itertools.count()
+        (self.inner,) = in_process(1)
 
-    rank = property(lambda self: self.rank_in_round)
-    world_size = property(lambda self: len(self.members))
+    rank = property(lambda self: self.inner.rank)
+    world_size = property(lambda self: self.inner.world_size)
     is_fixed = False
 
     def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
@@ -135,13 +120,20 @@ class HubTransport(Transport, Membership):
         return {self.rank: card}
 
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
-        """Hand the exchange to the hub; it is carried when a worker waits for it."""
-        running = RunningExchange(posts)
-        if running.post is not None:
-            exchange = self.hub.exchange_of(self, tag)
-            exchange.running[self.rank] = running
-            running.arrive = partial(exchange.arrive, self)
-        return running
+        """Carry the exchange when a worker waits for it, as the test has it."""
+        rank, workers = self.rank, self.world_size
+
+        def carry(post: Post) -> Generator[Post, Received, Received]:
+            received, tamper = (yield post), self.hub.tamper
+            for sender, payload in received.items():
+                received[sender] = tamper(sender, rank, payload)
+            if post.is_to_all(workers):
+                own = next(iter(post.to.values()))
+                if (changed := tamper(rank, rank, own)) is not own:
+                    received[rank] = changed
+            return received
+
+        return _HubRound(self, self.inner.run(wrapped(posts, carry), tag), tag)
 
     def join(self, state: SharedState) -> None:
         self.state = state
@@ -162,44 +154,23 @@ class HubTransport(Transport, Membership):
         pass
 
 
-class _HubExchange:
-    """The exchange of each rank, carried for all of them by the first that waits."""
+class _HubRound(Round[T]):
+    """An exchange, and what the hub does to it when its worker waits."""
 
-    def __init__(self, hub: ElasticHub, members: Sequence[HubTransport], tag: RoundTag) -> None:
-        self.hub, self.members, self.tag = hub, members, tag
-        self.running: dict[int, RunningExchange[Any]] = {}
-        self.error: ThinwireError | None = None
+    def __init__(self, node: HubTransport, inner: Round[T], tag: RoundTag) -> None:
+        self._node, self._inner, self._tag = node, inner, tag
 
-    def arrive(self, node: HubTransport) -> None:
-        """Carry all requests, unless that was done before."""
-        assert len(self.running) == len(self.members), "call begin on all before finish on any"
+    def wait(self) -> T:
+        hub = self._node.hub
         try:
-            if self.error is not None:
-                raise self.error
-            if self.hub.discards(self.tag):
+            if hub.discards(self._tag):
                 raise self._discarded("the test discards it")
-            self._carry([self.running[rank] for rank in range(len(self.members))])
-        except ThinwireError as error:
-            self.hub.broken |= isinstance(error, RoundDiscarded)
-            self.error = error
+            if self._node.name in hub.uninformed:
+                raise self._discarded("what the others put did not reach this worker")
+            return self._inner.wait()
+        except RoundDiscarded:
+            hub.broken = True
             raise
-        if node.name in self.hub.uninformed:
-            self.hub.broken = True
-            raise self._discarded("what the others put did not reach this worker")
-
-    def _carry(self, everyone: Sequence[RunningExchange[Any]]) -> None:
-        while any(running.post is not None for running in everyone):
-            posts = [running.post for running in everyone]
-            for to, answer in enumerate(answers_of(posts, self.tag)):
-                post = posts[to]
-                assert post is not None
-                for sender, payload in answer.items():
-                    answer[sender] = self.hub.tamper(sender, to, payload)
-                if post.is_to_all(len(posts)):
-                    own = next(iter(post.to.values()))
-                    if (changed := self.hub.tamper(to, to, own)) is not own:
-                        answer[to] = changed
-                everyone[to].answer(answer)
 
     def _discarded(self, because: str) -> RoundDiscarded:
-        return RoundDiscarded(f"use {self.tag}", because=because, do="nothing: it is sent again")
+        return RoundDiscarded(f"use {self._tag}", because=because, do="nothing: it is sent again")

@@ -1,14 +1,12 @@
 """The table of consequences, and that exchanges do what its rows say."""
 
-from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
 
 import thinwire as tw
-from changes import Change, Changing
+from changes import Changing, Wire, of_worker_1
 from exchanges import Messages, delta_of, exchanged, flipped, poisoned, state_of, tag_of
 from thinwire import codecs
 from thinwire.blocks import DenseVector
@@ -29,21 +27,15 @@ TABLE = {
 }
 
 
-class OfWorker1(Change):
-    """Changes what worker 1 sends, for all that read it: in all-gathers, or as shards."""
-
-    def __init__(self, change: Callable[[Tensor], Tensor], rank: int, *, shards: bool) -> None:
-        self.change, self.rank, self.shards = change, rank, shards
-
-    def arrived(self, post, received):
-        if post.is_to_all(3) == self.shards or (self.shards and self.rank == 1):
-            return received
-        sent = next(iter(post.to.values())) if self.rank == 1 else received[1]
-        return {**received, 1: self.change(sent)}
-
-
-def changed_team(change: Callable[[Tensor], Tensor], *, shards: bool) -> list[Changing]:
-    return [Changing(t, OfWorker1(change, t.rank, shards=shards)) for t in in_process(3)]
+def team_with_damage(*, shards: bool) -> list[Changing]:
+    """All that read what worker 1 sends, in all-gathers or as shards, find it damaged."""
+    wires = [Wire(rank, 3) for rank in range(3)]
+    for wire in wires:
+        if not shards:
+            wire.arriving = of_worker_1(flipped)
+        elif wire.rank != 1:
+            wire.shards = of_worker_1(flipped)
+    return list(map(Changing, in_process(3), wires))
 
 
 def messages_of(reason: RejectReason, rank: int, state: ExchangeState) -> Messages:
@@ -74,8 +66,8 @@ def test_an_exchange_does_what_the_row_says(kind: Kind, reason: RejectReason) ->
     assert rejection.consequence(kind) is consequence
     assert rejection.consequence(Kind.MEAN) is DISCARDED
     exchange = tw.Gather() if kind is Kind.WHOLE else tw.ReduceScatter()
-    change = flipped if reason is RejectReason.DAMAGED else torch.clone
-    transports = changed_team(change, shards=kind is Kind.SHARD)
+    is_damaged = reason is RejectReason.DAMAGED
+    transports = team_with_damage(shards=kind is Kind.SHARD) if is_damaged else in_process(3)
     states = states_of(exchange)
 
     def run() -> list[RoundResult]:
@@ -98,7 +90,7 @@ def test_an_exchange_does_what_the_row_says(kind: Kind, reason: RejectReason) ->
 
 
 def test_a_result_that_is_damaged_discards_the_round() -> None:
-    transports = changed_team(flipped, shards=False)
+    transports = team_with_damage(shards=False)
     with pytest.raises(RoundDiscarded, match=r"worker 1: .*does not match its checksum"):
         exchanged(states_of(tw.ReduceScatter()), transports)
 

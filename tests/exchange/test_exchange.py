@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import logging
 import struct
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,13 +12,12 @@ import torch
 from torch import Tensor
 
 import thinwire as tw
-from changes import Change, Changing
+from changes import Changing, Tamper, Wire, of_worker_1
 from exchanges import CODECS, flipped, poisoned
 from thinwire import codecs
-from thinwire.aggregate import Payloads, aggregate_valid
-from thinwire.exchange.message import HEADER_NBYTES
+from thinwire.aggregate import aggregate_valid
 from thinwire.fragments.layout import Layout
-from thinwire.transport import Post, in_process
+from thinwire.transport import in_process
 from toy import OwnAnchors, Team, adamw, own_anchor, same_bits
 
 FEEDBACK = tw.ErrorFeedback()
@@ -111,32 +109,6 @@ def test_automatic_gathers_among_few_or_while_it_is_little(
         tw.Automatic(few=0)
 
 
-Tamper = Callable[[list[Tensor]], list[Tensor]]
-
-
-class Wire(Change):
-    """Changes what arrives (`shards`: at a shard's owner), or what is sent."""
-
-    def __init__(self, rank: int, workers: int) -> None:
-        self.rank, self.workers = rank, workers
-        self.arriving: Tamper = list
-        self.shards: Tamper = list
-        self.sending: Callable[[Tensor], Tensor] = lambda message: message
-
-    def sent(self, post: Post) -> Post:
-        return post.changed(self.sending)
-
-    def arrived(self, post, received):
-        change = self.shards
-        if post.is_to_all(self.workers):
-            # What a worker sends reaches itself, too, as others get it.
-            own = self.sending(next(iter(post.to.values())))
-            change, received = self.arriving, {self.rank: own, **received}
-        nothing = torch.empty(0, dtype=torch.uint8)
-        changed = change([received.get(rank, nothing) for rank in range(self.workers)])
-        return {sender: changed[sender] for sender in received}
-
-
 class WiredTeam(Team):
     """A team whose messages are changed on their way."""
 
@@ -144,10 +116,6 @@ class WiredTeam(Team):
         self.wires = [Wire(rank, workers) for rank in range(workers)]
         transports = list(map(Changing, in_process(workers), self.wires))
         super().__init__(method, adamw, workers, transports=transports)
-
-
-def of_worker_1(change: Callable[[Tensor], Tensor]) -> Tamper:
-    return lambda messages: [change(m) if rank == 1 else m for rank, m in enumerate(messages)]
 
 
 # What else can be wrong with a message is in test_message.py.
@@ -209,47 +177,29 @@ def test_anchors_of_their_own_are_no_drift(exchange) -> None:
 
 
 BAD = [float("nan"), float("inf"), float("-inf")]
-AGGREGATES = [tw.MeanOverWorkers(), tw.MeanOverSenders(), tw.MedianNormClip()]
 
 
-@pytest.mark.parametrize(("bad", "aggregate"), list(zip(BAD, AGGREGATES, strict=True)))
-def test_a_worker_that_sends_no_number_is_left_out(bad: float, aggregate, caplog) -> None:
-    method = diloco(codec=codecs.CastBF16(), aggregate=aggregate, outer=tw.outer.SGD(lr=1.0))
-    team = WiredTeam(method, 3)
+@pytest.mark.parametrize("bad", BAD)
+def test_a_worker_that_sends_no_number_is_left_out(bad: float, caplog) -> None:
+    """What is made of the others' numbers is in test_rejection.py and test_aggregate.py."""
+    team = WiredTeam(diloco(codec=codecs.CastBF16()), 3)
     team.wires[1].sending = partial(poisoned, bad=bad)
-    sent: list[Tensor] = []
-    team.wires[0].arriving = lambda messages: sent.extend(messages) or messages
-    start = torch.cat([p.flatten() for p in copy.deepcopy(team.anchor())])
     with caplog.at_level(logging.WARNING):
         team.train(2)
     assert "worker 1 was left out" in caplog.text
     assert "in round 1" in caplog.text
     assert all(loop.stats.left_out == {1: 1} for loop in team.loops)
     assert len({loop.digest() for loop in team.loops}) == 1
-    shapes = {name: tuple(p.shape) for name, p in team.models[0].named_parameters()}
-    others = Payloads(
-        coder=method.codec.bind(Layout.of(shapes)),
-        payloads=[sent[rank][HEADER_NBYTES:] for rank in (0, 2)],
-    )
-    moved = torch.cat([p.flatten() for p in team.anchor()])
-    assert torch.equal(moved, start - aggregate.combine(others))
+    assert all(bool(torch.isfinite(p).all()) for p in team.anchor())
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_who_was_left_out_survives_a_checkpoint(tmp_path) -> None:
-    import torch.distributed.checkpoint as dcp
-
-    method = diloco(codec=codecs.CastBF16())
-    team, fresh = WiredTeam(method, 3), WiredTeam(method, 3)
+def test_who_was_left_out_survives_a_checkpoint() -> None:
+    team = WiredTeam(diloco(codec=codecs.CastBF16()), 3)
     team.wires[1].sending = poisoned
     state = team.train(2).loops[0].state_dict()
-    dcp.save({"outer": state}, checkpoint_id=tmp_path, no_dist=True)
     assert team.train(2, first=2).loops[0].stats.left_out == {1: 2}
     team.loops[0].load_state_dict(state)
-    again = {"outer": fresh.loops[0].state_dict()}
-    dcp.load(again, checkpoint_id=tmp_path, no_dist=True)
-    fresh.loops[0].load_state_dict(again["outer"])
-    assert team.loops[0].stats.left_out == fresh.loops[0].stats.left_out == {1: 1}
+    assert team.loops[0].stats.left_out == {1: 1}
 
 
 def test_when_no_worker_sends_a_number_nothing_is_applied() -> None:

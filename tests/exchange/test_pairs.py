@@ -59,18 +59,12 @@ def test_the_mean_is_that_of_a_worker_and_its_peer(codec, workers: int) -> None:
 OUTER = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
 
 
-def method(exchange, codec, outer=OUTER) -> tw.Method:
-    feedback = tw.ErrorFeedback()
-    return tw.presets.diloco(
-        sync_every=2, outer=outer, codec=codec, feedback=feedback, exchange=exchange
-    )
-
-
 @pytest.mark.parametrize("codec", [codecs.Identity(), *LOSSY], ids=lambda codec: codec.id)
 def test_two_workers_in_pairs_are_two_that_gather_and_three_are_not(codec) -> None:
     def digests(exchange, workers: int) -> list[str]:
-        anchors = OwnAnchors(outer=OUTER)
-        return Team(method(exchange, codec, anchors), adamw, workers).train(8).digests()
+        slots = {"codec": codec, "feedback": tw.ErrorFeedback(), "exchange": exchange}
+        method = tw.presets.diloco(sync_every=2, outer=OwnAnchors(outer=OUTER), **slots)
+        return Team(method, adamw, workers).train(8).digests()
 
     assert digests(Pairs(), 2) == digests(tw.Gather(), 2)
     assert len({*digests(tw.Gather(), 3)}) == 1 < len({*digests(Pairs(), 3)})
@@ -81,4 +75,4 @@ def test_what_pairs_cannot_do_is_refused() -> None:
     with pytest.raises(tw.ConfigurationError, match=r"OwnAnchors where workers come and go"):
         mine.check_elastic()
     with pytest.raises(tw.ConfigurationError, match=r"in pairs with SGD.*Gossip"):
-        method(Pairs(), codecs.Identity())
+        tw.presets.diloco(outer=OUTER, exchange=Pairs())
