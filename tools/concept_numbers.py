@@ -179,10 +179,10 @@ def feedback_curves() -> FeedbackCurves:
 
 
 class Attendance(NamedTuple):
-    """A round of an elastic run: its members, whether it counts, and each worker's version."""
+    """A round of an elastic run: its members, who is lost in it, and each worker's version."""
 
     members: tuple[str, ...]
-    counts: bool
+    lost: tuple[str, ...]
     versions: dict[str, int]
     healed: dict[str, str]
     digests: dict[str, str]
@@ -196,9 +196,12 @@ def elastic_rounds() -> list[Attendance]:
     for name in "abc":
         workers[name].loop.join()
     rounds = [_round(hub, workers, "abc") for _ in range(2)]
-    hub.discards = lambda _: True
+    arrives = hub.tamper
+    hub.uninformed.add("c")
+    hub.tamper = lambda sender, _, payload: payload[: 0 if sender == "abc".index("c") else None]
     rounds.append(_round(hub, workers, "abc"))
-    hub.discards = lambda _: False
+    hub.uninformed.clear()
+    hub.tamper = arrives
     for coming, members in (("", "ab"), ("d", "abd"), ("", "abd"), ("c", "abdc")):
         if coming == "d":
             workers["d"] = _Elastic(hub, "d")
@@ -248,7 +251,7 @@ def _round(
     versions = {name: worker.version() for name, worker in workers.items()}
     return Attendance(
         members=tuple(members),
-        counts={versions[name] for name in members} == {before + 1},
+        lost=tuple(name for name in members if versions[name] != before + 1),
         versions=versions,
         healed={coming: hub.heal_by} if coming else {},
         digests={name: worker.loop.digest() for name, worker in workers.items()},

@@ -186,15 +186,13 @@ def quorum(theme: Theme) -> Canvas:
     canvas = Canvas(
         theme=theme,
         height=300,
-        title="Seven rounds of an elastic run: c is lost in round 3, which does not count, d joins "
-        "in round 5, and c is back in round 7",
+        title="Seven rounds of an elastic run: c is lost in round 3, which counts without it, d "
+        "joins in round 5, and c is back in round 7",
     )
     left, pitch = 74, 46
-    for number, attended in enumerate(found):
+    for number in range(len(found)):
         x = left + number * pitch
         canvas.text(x + 19, 24, str(number + 1), anchor="middle", bold=True)
-        if not attended.counts:
-            canvas.frame(x - 3, 34, 44, 4 * 44 - 2, theme.red)
     canvas.text(12, 24, "round", colour=theme.muted, size=12)
     for row, name in enumerate("abcd"):
         y = 40 + 44 * row
@@ -203,11 +201,11 @@ def quorum(theme: Theme) -> Canvas:
             x = left + number * pitch
             if name not in attended.members:
                 continue
-            is_lost = not attended.counts and name not in found[number + 1].members
             colour = theme.green if name in attended.healed else theme.blue
-            colour = theme.red if is_lost else colour
+            word = f"v{attended.versions[name]}"
+            if name in attended.lost:
+                colour, word = theme.red, "lost"
             canvas.box(x, y, 38, 34, colour)
-            word = "lost" if is_lost else f"v{attended.versions[name]}"
             canvas.text_on_box(x + 19, y + 22, word)
     _legend(canvas, found)
     return canvas
@@ -217,7 +215,7 @@ def _legend(canvas: Canvas, found: list[numbers.Attendance]) -> None:
     theme = canvas.theme
     lines = (
         (theme.blue, "takes part; v: outer steps that its weights have"),
-        (theme.red, "lost: the round is discarded, and v stays"),
+        (theme.red, "lost: the round counts without it"),
         (theme.green, "healed before the round: d takes the state,"),
         ("", f"c replays the outer steps {_missed(found)}"),
     )
