@@ -84,5 +84,5 @@ def test_a_message_that_counts_though_it_came_too_late_is_found(monkeypatch) -> 
         return True
 
     monkeypatch.setattr(StoreGroup, "_put", counts_late)
-    errors = (play(seed, late=0.3)[1] for seed in range(10, 40))
+    errors = (play(seed, late=0.3)[1] for seed in range(45, 110))
     assert any(" steps from " in str(error) for error in errors)
