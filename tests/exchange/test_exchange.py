@@ -15,7 +15,8 @@ import thinwire as tw
 from changes import Changing, Tamper, Wire, of_worker_1
 from exchanges import CODECS, flipped, poisoned
 from thinwire import codecs
-from thinwire.aggregate import aggregate_valid
+from thinwire.aggregate import Payloads, aggregate_valid
+from thinwire.exchange.message import HEADER_NBYTES
 from thinwire.fragments.layout import Layout
 from thinwire.transport import in_process
 from toy import OwnAnchors, Team, adamw, own_anchor, same_bits
@@ -179,27 +180,47 @@ def test_anchors_of_their_own_are_no_drift(exchange) -> None:
 BAD = [float("nan"), float("inf"), float("-inf")]
 
 
-@pytest.mark.parametrize("bad", BAD)
-def test_a_worker_that_sends_no_number_is_left_out(bad: float, caplog) -> None:
-    """What is made of the others' numbers is in test_rejection.py and test_aggregate.py."""
-    team = WiredTeam(diloco(codec=codecs.CastBF16()), 3)
+AGGREGATES = [tw.MeanOverWorkers(), tw.MeanOverSenders(), tw.MedianNormClip()]
+
+
+@pytest.mark.parametrize(("bad", "aggregate"), list(zip(BAD, AGGREGATES, strict=True)))
+def test_a_worker_that_sends_no_number_is_left_out(bad: float, aggregate, caplog) -> None:
+    method = diloco(codec=codecs.CastBF16(), aggregate=aggregate, outer=tw.outer.SGD(lr=1.0))
+    team = WiredTeam(method, 3)
     team.wires[1].sending = partial(poisoned, bad=bad)
+    sent: list[Tensor] = []
+    team.wires[0].arriving = lambda messages: sent.extend(messages) or messages
+    start = torch.cat([p.flatten() for p in copy.deepcopy(team.anchor())])
     with caplog.at_level(logging.WARNING):
         team.train(2)
     assert "worker 1 was left out" in caplog.text
     assert "in round 1" in caplog.text
     assert all(loop.stats.left_out == {1: 1} for loop in team.loops)
     assert len({loop.digest() for loop in team.loops}) == 1
-    assert all(bool(torch.isfinite(p).all()) for p in team.anchor())
+    shapes = {name: tuple(p.shape) for name, p in team.models[0].named_parameters()}
+    others = Payloads(
+        coder=method.codec.bind(Layout.of(shapes)),
+        payloads=[sent[rank][HEADER_NBYTES:] for rank in (0, 2)],
+    )
+    moved = torch.cat([p.flatten() for p in team.anchor()])
+    assert torch.equal(moved, start - aggregate.combine(others))
 
 
-def test_who_was_left_out_survives_a_checkpoint() -> None:
-    team = WiredTeam(diloco(codec=codecs.CastBF16()), 3)
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_who_was_left_out_survives_a_checkpoint(tmp_path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    method = diloco(codec=codecs.CastBF16())
+    team, fresh = WiredTeam(method, 3), WiredTeam(method, 3)
     team.wires[1].sending = poisoned
     state = team.train(2).loops[0].state_dict()
+    dcp.save({"outer": state}, checkpoint_id=tmp_path, no_dist=True)
     assert team.train(2, first=2).loops[0].stats.left_out == {1: 2}
     team.loops[0].load_state_dict(state)
-    assert team.loops[0].stats.left_out == {1: 1}
+    again = {"outer": fresh.loops[0].state_dict()}
+    dcp.load(again, checkpoint_id=tmp_path, no_dist=True)
+    fresh.loops[0].load_state_dict(again["outer"])
+    assert team.loops[0].stats.left_out == fresh.loops[0].stats.left_out == {1: 1}
 
 
 def test_when_no_worker_sends_a_number_nothing_is_applied() -> None:

@@ -177,7 +177,8 @@ class Session:
 
     async def _ask(self, number: int, meeting: _Meeting) -> View | None:
         """Read the roll, if it exists, and the reports, if this worker may have to write it."""
-        meeting.is_deserted, asked_s = await self._is_deserted(), now_s()
+        asked_s = now_s()
+        meeting.is_deserted = await self._is_deserted()
         meeting.has_turn = meeting.is_deserted or meeting.waited_s >= meeting.turn_s
         reading = self._read_calls(number, meeting) if meeting.has_turn else together()
         roll, _ = await together(self._objects.roll(number, self._objects.until_s()), reading)

@@ -35,6 +35,7 @@ _NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+_KINDS = {name: dtype for dtype, name in _NAMES.items()}
 _LENGTH_NBYTES = 8
 
 
@@ -116,7 +117,6 @@ def _tensor(
     data: memoryview, *, dtype: str, shape: Sequence[int], data_offsets: Sequence[int]
 ) -> Tensor:
     start, end = data_offsets
-    kinds = {name: kind for kind, name in _NAMES.items()}
     if start == end:  # which torch takes from no buffer
-        return torch.empty(shape, dtype=kinds[dtype])
-    return torch.frombuffer(data[start:end], dtype=kinds[dtype]).view(tuple(shape))
+        return torch.empty(shape, dtype=_KINDS[dtype])
+    return torch.frombuffer(data[start:end], dtype=_KINDS[dtype]).view(tuple(shape))
