@@ -1,13 +1,14 @@
 """A round of a billion parameters through every preset: seconds and memory of one worker of two.
 
-python benchmarks/billion.py          an hour on two cores and 24 GiB; --parameters, --only to try
+python benchmarks/billion.py          an hour on two cores and 24 GiB; --parameters, --only to try;
+                                      with --sealed under a token
 
 What the other worker sends is made by a process of its own, which ends before the measured one
 begins: so a machine holds one worker at a time. The round is the first one, of all fragments that
 are sent after the same inner step; inner steps are noise.
 
 `round`     construction, begin() and finish(): seconds, and the most memory beside what stays
-`store`     one elastic worker over a hub (SeaweedFS, TLS) that sends two rounds and writes a
+`store`     one elastic worker over a hub (SeaweedFS, TLS) that sends three rounds and writes a
             snapshot; then another that takes it over, and goes on: seconds and memory of each
 """
 
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,7 +32,7 @@ from setting import setting
 from speed.models import llama
 from speed.round_costs import with_short_rounds
 from thinwire import OuterLoop, presets
-from thinwire.transport import Elastic
+from thinwire.transport import Elastic, Sealed
 from thinwire.transport.base import Posts, Round, RoundTag, RunningExchange, Transport
 
 T = TypeVar("T")
@@ -145,13 +146,16 @@ def _memory(name: str) -> int:
     return 1024 * int(line.split()[1])
 
 
-def round_of(folder: Path, rank: int, method: str, dtype: torch.dtype, size: int) -> Any:
+def round_of(
+    folder: Path, rank: int, method: str, dtype: torch.dtype, size: int, is_sealed: bool
+) -> Any:
     """The first round of worker `rank`; what it took."""
     watched, described = Watched(), with_short_rounds(method)
     model = build(size, dtype)
     parameters = sum(p.numel() for p in model.parameters())
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    transport = _Alone(folder, rank)
+    alone = _Alone(folder, rank)
+    transport = Sealed(alone, SECRET) if is_sealed else alone
     with watched.part("construction"):
         loop = OuterLoop(model, optimizer, described, transport=transport)
     sizes = {f.exchange.sizes.sent_nbytes for f in loop._state.fragments}
@@ -160,10 +164,10 @@ def round_of(folder: Path, rank: int, method: str, dtype: torch.dtype, size: int
         # ddp exchanges gradients, of which the optimizer makes the step.
         add_noise(model, seed=2 * step + rank, as_grad=method == "ddp")
         optimizer.step()
-        sent = transport.begun
+        sent = alone.begun
         with watched.part("begin") if not sent else nullcontext():
             loop.begin()
-        if rank and transport.begun:
+        if rank and alone.begun:
             return {}
         with watched.part("finish"):
             loop.finish()
@@ -214,15 +218,15 @@ def _in_a_process(*arguments: object) -> Any:
     return json.loads(done.stdout)
 
 
-def row_of(method: str, dtype: str, size: int) -> Any:
+def row_of(method: str, dtype: str, size: int, is_sealed: bool) -> Any:
     """Both workers of a round, one after the other."""
     with tempfile.TemporaryDirectory() as folder:
         for rank in (1, 0):
-            found = _in_a_process("round", folder, rank, method, dtype, size)
+            found = _in_a_process("round", folder, rank, method, dtype, size, int(is_sealed))
     if "failed" in found:
-        return {"method": method, "dtype": dtype, **found}
+        return {"method": method, "dtype": dtype, "sealed": is_sealed, **found}
     per = found["parameters"]
-    row = {"method": method, "dtype": dtype, "parameters": per}
+    row = {"method": method, "dtype": dtype, "sealed": is_sealed, "parameters": per}
     row["message_nbytes"] = found["largest_message"]
     row["construction_s"] = found["construction"]["s"]
     row["state_bytes"] = found["construction"]["after"] / per
@@ -236,7 +240,7 @@ def row_of(method: str, dtype: str, size: int) -> Any:
 
 
 def taken_over(size: int) -> Any:
-    """A worker that sends two rounds over a hub, and another that takes its state over."""
+    """A worker that sends three rounds over a hub, and another that takes its state over."""
     with tempfile.TemporaryDirectory() as folder, hub(Path(folder)) as started:
         first = _in_a_process("store", started.address, "a", size, 3)
         second = _in_a_process("store", started.address, "b", size, 5)
@@ -249,6 +253,7 @@ def main() -> None:
     parser.add_argument("--parameters", type=float, default=1e9)
     parser.add_argument("--only", nargs="*", default=[*METHODS, "store"])
     parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--sealed", action="store_true")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker is not None:
@@ -257,14 +262,13 @@ def main() -> None:
     size, found = int(given.parameters), {"rows": [], "store": {}}
     if given.out.exists():
         found |= json.loads(given.out.read_text())
-    done = {(row["method"], row["dtype"]) for row in found["rows"] if "failed" not in row}
+    done = {_case(row) for row in found["rows"] if "failed" not in row}
     for method in METHODS:
         for dtype in ("float32", "bfloat16"):
-            if method in given.only and (method, dtype) not in done:
-                row = row_of(method, dtype, size)
+            if method in given.only and (method, dtype, given.sealed) not in done:
+                row = row_of(method, dtype, size, given.sealed)
                 print(json.dumps(row), flush=True)
-                same = (row["method"], row["dtype"])
-                others = [r for r in found["rows"] if (r["method"], r["dtype"]) != same]
+                others = [each for each in found["rows"] if _case(each) != _case(row)]
                 found["rows"] = [*others, row]
                 _write(given.out, found)
     if "store" in given.only:
@@ -273,10 +277,16 @@ def main() -> None:
         _write(given.out, found)
 
 
+def _case(row: Mapping[str, Any]) -> tuple[str, str, bool]:
+    return row["method"], row["dtype"], row["sealed"]
+
+
 def _worker(what: str, *arguments: str) -> Any:
     if what == "round":
-        folder, rank, method, dtype, size = arguments
-        return round_of(Path(folder), int(rank), method, getattr(torch, dtype), int(size))
+        folder, rank, method, dtype, *numbers = arguments
+        size, is_sealed = map(int, numbers)
+        kind = getattr(torch, dtype)
+        return round_of(Path(folder), int(rank), method, kind, size, bool(is_sealed))
     address, name, size, steps = arguments
     return worker_of(address, name, int(size), int(steps))
 
