@@ -1,5 +1,6 @@
 """An asynchronous run in an object store: the same bits, whoever dies at whichever request."""
 
+import asyncio
 import copy
 import os
 import re
@@ -141,6 +142,21 @@ def beside(work: Callable[[], object]) -> threading.Thread:
 
 def simulated(settings: tw.Method, total_steps: int = 30) -> AsyncServer:
     return AsyncTeam(settings, (1.0,), total_steps=total_steps).run().server
+
+
+def test_a_notebook_whose_thread_runs_an_event_loop_can_serve_work_and_look(tmp_path) -> None:
+    async def cell(work: Callable[[], object]) -> object:
+        return work()
+
+    run = Run(tmp_path)
+    server = run.server()
+    serving = beside(lambda: asyncio.run(cell(lambda: run.serve(server))))
+    asyncio.run(cell(Peer(run).work))
+    serving.join()
+    known = {"run": "a", "token": TOKEN}
+    found = asyncio.run(cell(lambda: read_status(ObjectStore(run.store), **known)))
+    assert found.is_finished
+    assert server.digest() == simulated(run.settings).digest()
 
 
 @pytest.mark.parametrize("slots", [{}, COMPRESSED], ids=["fp32", "2 bits"])

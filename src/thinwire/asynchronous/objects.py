@@ -27,6 +27,7 @@ from torch import Tensor
 from thinwire.asynchronous.assignment import Assignment, AsyncStats
 from thinwire.asynchronous.server import AsyncServer
 from thinwire.asynchronous.worker import AsyncWorker
+from thinwire.elastic.loop_thread import run_to_end
 from thinwire.elastic.run_objects import RunObjects
 from thinwire.errors import ExchangeError, ExchangeTimeout, MismatchError, check
 from thinwire.handshake import check_same
@@ -108,7 +109,7 @@ def read_status(
     Raises:
         MismatchError: it was written with another token. ExchangeError: the store cannot be read.
     """
-    return asyncio.run(_status(_objects(store, run, token)))
+    return run_to_end(_status(_objects(store, run, token)))
 
 
 def _objects(
@@ -179,7 +180,7 @@ class AsyncStoreServer:
             MismatchError: what is in the store is of another run.
             ExchangeError: the store refuses a request, or failed for too long.
         """
-        asyncio.run(self._run(save))
+        run_to_end(self._run(save))
 
     async def _run(self, save: Callable[[], object]) -> None:
         await self._begin(save)
@@ -362,7 +363,7 @@ class AsyncStoreWorker:
             ExchangeError: the server is silent for too long, or another process has taken this
                 worker's place. NonFiniteError: the server found a message not finite.
         """
-        asyncio.run(self._run(train, save))
+        run_to_end(self._run(train, save))
 
     async def _run(self, train: Callable[[Assignment], float], save: Callable[[], object]) -> None:
         await self._check_about()

@@ -72,6 +72,25 @@ class LoopThread:
         self._closing()
 
 
+def run_to_end(work: Coroutine[Any, Any, T]) -> T:
+    """Return what `work` returns, in a notebook as well, whose thread already runs a loop.
+
+    >>> async def one(): return 1
+    >>> async def cell(): return run_to_end(one())
+    >>> run_to_end(cell())
+    1
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    thread = LoopThread()
+    try:
+        return thread.run(work)
+    finally:
+        thread.close()
+
+
 def result_of(running: concurrent.futures.Future[T], asked: Callable[[], bool]) -> T:
     """Result of `running`, which is cancelled once this worker is asked to stop.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from thinwire.elastic.loop_thread import run_to_end
 from thinwire.elastic.roll import View, WorkerReport, latest_calls
 from thinwire.elastic.run_objects import RunObjects
 from thinwire.errors import ConfigurationError
@@ -66,7 +66,7 @@ class BucketWatch:
             ConfigurationError: there is nothing of that run. MismatchError: it was written with
                 another token. ExchangeError: the store cannot be read.
         """
-        return asyncio.run(self._look())
+        return run_to_end(self._look())
 
     async def _look(self) -> BucketStatus:
         objects, until_s = self._objects, self._objects.until_s()
