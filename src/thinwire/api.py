@@ -24,16 +24,7 @@ from thinwire.errors import (
 )
 from thinwire.exchange import Automatic, Gather, Pairs, ReduceScatter
 from thinwire.feedback import DecoupledMomentum, ErrorFeedback, NoFeedback
-from thinwire.fragments import (
-    At,
-    Balanced,
-    ByModule,
-    Fragment,
-    Sequential,
-    Spread,
-    Strided,
-    Whole,
-)
+from thinwire.fragments import At, Balanced, ByModule, Fragment, Sequential, Spread, Strided, Whole
 from thinwire.handshake import digest
 from thinwire.method import Method
 from thinwire.outer import Delay, Eager

@@ -125,12 +125,7 @@ def check(
 
 
 def check_range(
-    name: str,
-    value: float,
-    *,
-    least: float = 0,
-    below: float = math.inf,
-    most: float | None = None,
+    name: str, value: float, *, least: float = 0, below: float = math.inf, most: float | None = None
 ) -> None:
     """Raise `ConfigurationError` unless `value` is in [least, below), or in [least, most].
 

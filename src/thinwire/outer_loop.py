@@ -22,12 +22,7 @@ from thinwire.errors import (
 )
 from thinwire.following import OptimizerHooks
 from thinwire.fragment_state import FragmentBuilder, FragmentState, PendingRound
-from thinwire.handshake import (
-    check_descriptions,
-    check_same_run,
-    digest,
-    encode_description,
-)
+from thinwire.handshake import check_descriptions, check_same_run, digest, encode_description
 from thinwire.live_weights import LiveWeights, local_shard
 from thinwire.loop_state import (
     LoopState,
@@ -38,16 +33,7 @@ from thinwire.loop_state import (
     snapshot_of,
     without_flights,
 )
-from thinwire.membership import (
-    Go,
-    Load,
-    Membership,
-    Over,
-    Phase,
-    Replay,
-    RoundPlan,
-    WorkerMetrics,
-)
+from thinwire.membership import Go, Load, Membership, Over, Phase, Replay, RoundPlan, WorkerMetrics
 from thinwire.method import Method, migrate_names
 from thinwire.rejection import ContributionLog
 from thinwire.storage import choose_storage

@@ -10,13 +10,7 @@ from inspect import signature
 from typing import Any, TypedDict, Unpack
 
 from thinwire import codecs, inner, outer
-from thinwire.aggregate import (
-    Aggregate,
-    ClipNorms,
-    DropOutliers,
-    MeanOverSenders,
-    TrimmedMean,
-)
+from thinwire.aggregate import Aggregate, ClipNorms, DropOutliers, MeanOverSenders, TrimmedMean
 from thinwire.codecs import CastBF16, Codec, Identity
 from thinwire.errors import ConfigurationError, check, check_whole, unknown_name
 from thinwire.exchange import Exchange, Gather, Pairs, ReduceScatter
@@ -54,11 +48,7 @@ def ddp(**fields: Unpack[MethodFields]) -> Method:
     1
     """
     return _compose(
-        fields,
-        name="ddp",
-        inner=inner.AdamW(),
-        sync_every=1,
-        outer=outer.GradientAveraging(),
+        fields, name="ddp", inner=inner.AdamW(), sync_every=1, outer=outer.GradientAveraging()
     )
 
 

@@ -18,15 +18,10 @@ from elastic_ready import write_run
 from thinwire import presets
 from thinwire.cli import main
 from thinwire.codecs.kernels import VARIABLE
-from thinwire.doctor import (
-    ExpectedRun,
-    Finding,
-    examine,
-    machine,
-    machine_checks,
-    store_findings,
-)
-from thinwire.doctor.method import RunDescription, method_finding
+from thinwire.doctor import machine
+from thinwire.doctor.machine import Finding, examine, machine_checks
+from thinwire.doctor.method import ExpectedRun, RunDescription, method_finding
+from thinwire.doctor.store import store_findings
 from thinwire.elastic.roll import View
 from thinwire.errors import ConfigurationError
 from thinwire.handshake import flatten_description

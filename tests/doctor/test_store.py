@@ -3,7 +3,7 @@
 import pytest
 
 from s3_server import options_of, s3_fixture  # noqa: F401 - the fixture
-from thinwire.doctor import store_findings
+from thinwire.doctor.store import store_findings
 from thinwire.security.token import Token
 from thinwire.transport.address import HubAddress
 from thinwire.transport.object_store import ObjectStore

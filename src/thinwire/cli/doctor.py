@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from thinwire.address import Address
-    from thinwire.doctor import Finding
+    from thinwire.doctor.machine import Finding
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -66,7 +66,9 @@ class DoctorCommand(StoreFlags, ModelFlags):
         )
 
     def _findings(self, address: Address | None, given: Collection[str]) -> Iterator[Finding]:
-        from thinwire.doctor import ExpectedRun, examine, machine_checks, store_findings
+        from thinwire.doctor.machine import examine, machine_checks
+        from thinwire.doctor.method import ExpectedRun
+        from thinwire.doctor.store import store_findings
 
         # The doctor finds out, or assumes, what is not given.
         size = {"model", "parameters", "layers"} & {*given} or {"model"}

@@ -12,12 +12,4 @@ Run folders are read by `thinwire.runs`.
 from thinwire.experiments.comparison import Comparison, compare
 from thinwire.experiments.experiment import Experiment, Rates, Tuning, load_experiment, product
 
-__all__ = [
-    "Comparison",
-    "Experiment",
-    "Rates",
-    "Tuning",
-    "compare",
-    "load_experiment",
-    "product",
-]
+__all__ = ["Comparison", "Experiment", "Rates", "Tuning", "compare", "load_experiment", "product"]

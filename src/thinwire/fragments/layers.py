@@ -98,15 +98,10 @@ def _stack_in(module: nn.Module) -> list[nn.Module]:
     layers = [child for child in module.children() if any(True for _ in child.parameters())]
     if all(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in layers):
         return []
-    if isinstance(module, nn.ModuleList) or (len(layers) > 1 and _are_of_one_class(layers)):
-        return layers
-    return []
-
-
-def _are_of_one_class(modules: Sequence[nn.Module]) -> bool:
+    plain = [_unwrapped(layer) for layer in layers]
     # FSDP2 gives a module a subclass of its own class.
-    plain = [_unwrapped(module) for module in modules]
-    return any(all(isinstance(module, type(one)) for module in plain) for one in plain)
+    is_alike = any(all(isinstance(layer, type(one)) for layer in plain) for one in plain)
+    return layers if isinstance(module, nn.ModuleList) or (len(layers) > 1 and is_alike) else []
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:

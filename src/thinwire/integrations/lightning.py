@@ -104,12 +104,7 @@ class LightningCallback(Callback):
         self._follow(trainer)
 
     def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Exchange what is due, if the optimizer stepped after this batch."""
         if trainer.global_step == self._seen_steps:

@@ -3,13 +3,7 @@
 from contextlib import ExitStack
 from typing import Any, Self
 
-from transformers import (
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from thinwire.errors import check
 from thinwire.fragments import Whole

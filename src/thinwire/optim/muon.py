@@ -22,13 +22,7 @@ from thinwire.errors import ConfigurationError, check
 from thinwire.live_weights import local_shard
 from thinwire.optim.checks import SCALES, check_group
 from thinwire.optim.newton_schulz import NewtonSchulz, orthogonalise
-from thinwire.optim.roles import (
-    LAYOUTS,
-    MatrixLayout,
-    Role,
-    parameter_layouts,
-    parameter_roles,
-)
+from thinwire.optim.roles import LAYOUTS, MatrixLayout, Role, parameter_layouts, parameter_roles
 from thinwire.optim.sharded import (
     Cut,
     check_same_gradients,

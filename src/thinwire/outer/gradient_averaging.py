@@ -11,12 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from thinwire.blocks import (
-    LazyVector,
-    StreamedVector,
-    block_numel,
-    spans,
-)
+from thinwire.blocks import LazyVector, StreamedVector, block_numel, spans
 from thinwire.checksums import column_sums, digest_of
 from thinwire.errors import ConfigurationError, check
 from thinwire.following import is_nested_step

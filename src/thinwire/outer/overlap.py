@@ -16,14 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from thinwire.blocks import (
-    DenseVector,
-    LazyVector,
-    StreamedVector,
-    VectorPart,
-    block_numel,
-    spans,
-)
+from thinwire.blocks import DenseVector, LazyVector, StreamedVector, VectorPart, block_numel, spans
 from thinwire.checksums import anchor_digest, column_sums, digest_of
 from thinwire.errors import CheckpointError, ConfigurationError, check, check_range, check_whole
 from thinwire.live_weights import LiveVector, LiveWeights, OpenWeights

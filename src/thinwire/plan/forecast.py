@@ -7,13 +7,7 @@ from typing import Any, Final, TypeAlias
 from thinwire.errors import ConfigurationError, check
 from thinwire.method import Method
 from thinwire.plan.job import Job, Prices, meeting_requests
-from thinwire.plan.simulate import (
-    BUSY,
-    Scenario,
-    required_bandwidth,
-    simulate,
-    steady_utilisation,
-)
+from thinwire.plan.simulate import BUSY, Scenario, required_bandwidth, simulate, steady_utilisation
 from thinwire.transport.metered import times_fewer
 
 UTILISATIONS: Final = (0.5, 0.8, 0.9, 0.95, 0.99)
@@ -136,11 +130,7 @@ def forecasts(methods: Sequence[Method], job: Job, *, target: float = 0.9) -> li
 
 
 def forecast(
-    method: Method,
-    job: Job,
-    *,
-    target: float = 0.9,
-    utilisations: Sequence[float] = UTILISATIONS,
+    method: Method, job: Job, *, target: float = 0.9, utilisations: Sequence[float] = UTILISATIONS
 ) -> Forecast:
     """The forecast of one method.
 

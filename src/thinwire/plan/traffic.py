@@ -143,12 +143,7 @@ class Traffic:
 
 
 def traffic(
-    method: Method,
-    shape: Shape,
-    *,
-    workers: int,
-    rank: int = 0,
-    added_nbytes: int = 0,
+    method: Method, shape: Shape, *, workers: int, rank: int = 0, added_nbytes: int = 0
 ) -> Traffic:
     """The messages of `method` for a model of `shape`, as worker `rank` of `workers` counts them.
 

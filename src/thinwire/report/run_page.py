@@ -208,9 +208,7 @@ def _losses(variants: Sequence[Variant], *, has_link: bool) -> list[Block]:
 
 
 def _link(
-    variants: Sequence[Variant],
-    played: Collection[int],
-    unplayed: Sequence[Block],
+    variants: Sequence[Variant], played: Collection[int], unplayed: Sequence[Block]
 ) -> list[Block]:
     text, name = "On a link of your choice", "link-section"
     if not played:

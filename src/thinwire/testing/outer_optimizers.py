@@ -13,13 +13,6 @@ from thinwire.storage import StatePlacement
 _NAMES = ("0.weight", "0.bias", "1.weight", "1.bias")
 
 
-def _live() -> LiveWeights:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1))
-    return LiveWeights(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
-
-
 def _move(live: LiveWeights, seed: int) -> None:
     """One inner step with a made-up gradient."""
     generator = torch.Generator().manual_seed(seed)
@@ -43,7 +36,10 @@ class OuterContract(ABC):
         """The outer optimizer under test."""
 
     def _bound(self) -> tuple[LiveWeights, OuterState]:
-        live = _live()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1))
+        live = LiveWeights(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
         storage = StatePlacement(live.device)
         context = FragmentContext(live=live, names=_NAMES, workers=2, storage=storage)
         return live, self.make().bind(context, Delay())

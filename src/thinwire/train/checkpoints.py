@@ -73,6 +73,9 @@ class _Seal(msgspec.Struct):
     ranks: Annotated[int, msgspec.Meta(ge=1)] | msgspec.UnsetType = msgspec.UNSET
 
 
+_SEALS: Final = msgspec.json.Decoder(_Seal)
+
+
 class Checkpoints:
     """The checkpoints of one worker, or of one rank of a worker that is sharded.
 
@@ -105,7 +108,7 @@ class Checkpoints:
         # It may be missing or damaged, for which `load` raises an error.
         with suppress(OSError, ValueError):
             first = min(worker for its, worker in self._found("json") if its == step)
-            return self._read_seal(self._files(step, first)[1]).ranks or self._ranks
+            return _SEALS.decode(self._files(step, first)[1].read_bytes()).ranks or self._ranks
         return self._ranks
 
     def _found(self, ending: str) -> Iterator[tuple[int, int]]:
@@ -114,9 +117,6 @@ class Checkpoints:
             name = _NAME.fullmatch(file.name)
             if name is not None:
                 yield int(name[1]), int(name[2])
-
-    def _read_seal(self, seal: Path) -> _Seal:
-        return msgspec.json.decode(seal.read_bytes(), type=_Seal)
 
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Write `state` as the checkpoint of `step`.
@@ -155,7 +155,7 @@ class Checkpoints:
         """
         data, seal = self._files(step, self._source(step))
         try:
-            facts = self._read_seal(seal)
+            facts = _SEALS.decode(seal.read_bytes())
             if _sha256(data) != facts.sha256:
                 raise ValueError(f"its {data.stat().st_size} bytes are not those that were written")
             state = torch.load(data, weights_only=True)

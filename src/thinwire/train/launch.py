@@ -19,11 +19,7 @@ from thinwire.aggregate import DropOutliers
 from thinwire.elastic.timeouts import ElasticOptions
 from thinwire.elastic.transport import Elastic
 from thinwire.errors import ConfigurationError, ExchangeError, check
-from thinwire.handshake import (
-    check_descriptions,
-    encode_description,
-    flatten_description,
-)
+from thinwire.handshake import check_descriptions, encode_description, flatten_description
 from thinwire.outer_loop import OuterLoop
 from thinwire.runs.folder import RunFolder
 from thinwire.runs.schema import identity_fields
