@@ -11,7 +11,7 @@ from thinwire import presets
 
 DOCS = Path(__file__).parents[2] / "docs"
 # Every name of their `__all__` is shown.
-PUBLIC = """asynchronous codecs doctor errors exchange feedback fragments inner integrations.shares
+PUBLIC = """asynchronous codecs errors exchange feedback fragments inner integrations.shares
     optim outer presets report testing transport"""
 
 
