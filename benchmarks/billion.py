@@ -1,7 +1,8 @@
 """A round of a billion parameters through every preset: seconds and memory of one worker of two.
 
-python benchmarks/billion.py          an hour on two cores and 24 GiB; --parameters, --only to try;
-                                      with --sealed under a token
+python benchmarks/billion.py          two hours on two cores and 24 GiB, one of them demo and
+                                      decoupled_momentum; --parameters, --only to try; with --sealed
+                                      under a token
 
 What the other worker sends is made by a process of its own, which ends before the measured one
 begins: so a machine holds one worker at a time. The round is the first one, of all fragments that
@@ -150,7 +151,7 @@ def round_of(
     folder: Path, rank: int, method: str, dtype: torch.dtype, size: int, is_sealed: bool
 ) -> Any:
     """The first round of worker `rank`; what it took."""
-    watched, described = Watched(), with_short_rounds(method)
+    watched, described = Watched(), with_short_rounds(method, late=8)
     model = build(size, dtype)
     parameters = sum(p.numel() for p in model.parameters())
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -161,8 +162,8 @@ def round_of(
     sizes = {f.exchange.sizes.sent_nbytes for f in loop._state.fragments}
     largest = max(f.outer.flat_anchor().numel() for f in loop._state.fragments)
     for step in range(described.sync_every + 1):
-        # ddp exchanges gradients, of which the optimizer makes the step.
-        add_noise(model, seed=2 * step + rank, as_grad=method == "ddp")
+        # These exchange gradients, of which the optimizer makes the step.
+        add_noise(model, seed=2 * step + rank, as_grad=method in ("ddp", "demo"))
         optimizer.step()
         sent = alone.begun
         with watched.part("begin") if not sent else nullcontext():

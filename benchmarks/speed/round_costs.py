@@ -88,18 +88,19 @@ def _memory(
     }
 
 
-def with_short_rounds(text: str) -> Method:
-    """A preset with the fewest inner steps a round that its overlap allows, three if there is one.
+def with_short_rounds(text: str, *, late: int = 3) -> Method:
+    """A preset with one inner step a round, or with `late` where its exchanges overlap training.
 
     Args:
         text: its name, and settings as in `presets.from_text`.
+        late: at least the number of fragments.
 
     >>> with_short_rounds("diloco").sync_every, with_short_rounds("streaming_diloco").sync_every
     (1, 3)
     """
     method = presets.from_text(text)
     is_late = method.overlap.steps(sync_every=method.sync_every) > 0
-    return presets.from_text(text, sync_every=3 if is_late else 1)
+    return presets.from_text(text, sync_every=late if is_late else 1)
 
 
 # -- growth ----------------------------------------------------------------------------------------
