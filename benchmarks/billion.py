@@ -1,8 +1,8 @@
 """A round of a billion parameters through every preset: seconds and memory of one worker of two.
 
-python benchmarks/billion.py          two hours on two cores and 24 GiB, one of them demo and
-                                      decoupled_momentum; --parameters, --only to try; with --sealed
-                                      under a token
+python benchmarks/billion.py          an hour on two cores and 24 GiB, and longer for demo and
+                                      decoupled_momentum, which were not run at this size;
+                                      --parameters, --only to try; with --sealed under a token
 
 What the other worker sends is made by a process of its own, which ends before the measured one
 begins: so a machine holds one worker at a time. The round is the first one, of all fragments that

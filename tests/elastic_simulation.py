@@ -454,10 +454,7 @@ class Worker:
     async def act(self, answer: Load | Replay) -> None:
         self.simulation.note(self, type(answer).__name__)
         if isinstance(answer, Load):
-            trained = self.step
             self.load(answer.snapshot)
-            # A worker that has trained its last step does not train it again.
-            self.checks.may_end_early |= trained == self.setup.steps > self.step
         else:
             self.replay(answer)
 
@@ -610,7 +607,6 @@ class Checks:
         self._steps: dict[tuple[int, int, RoundTag], bytes] = {}
         self._parents: dict[tuple[int, int, str], tuple[int, str]] = {}
         self.ended: dict[str, Progress] = {}
-        self.may_end_early = False
 
     def wrote(self, key: str, raw: bytes) -> None:
         """An object was written."""
@@ -642,8 +638,7 @@ class Checks:
             is_from = at == (was.version, digest_of(was, index))
             _hold(is_from, f"roll {number} does not lead from {was} to {now}")
         if roll.is_over:
-            is_early = now.step < self._setup.steps and self.may_end_early
-            _hold(is_early or now.step == self._setup.steps, f"the end is at {now}")
+            _hold(now.step == self._setup.steps, f"the end is at {now}")
 
     def is_passed(self, ranks: Sequence[Worker]) -> bool:
         """Whether the run has been where a worker is, with all of its ranks at one version."""
