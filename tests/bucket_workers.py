@@ -89,14 +89,13 @@ class Worker:
         """Train up to inner step `steps` of the schedule; returns the digest in the end."""
         try:
             self.loop.join()
-            while (step := self.loop.inner_step) < steps:
+            while (step := self.loop.inner_step) < steps or not self.loop.flush():
                 self.before_step.pop(step, lambda: None)()
                 if not self.shares or self.shares[-1] != self.loop.share:
                     self.shares.append(self.loop.share)
                 descend(loss(self.model, step, self.number, workers=self.of), self.optimizer)
                 self.loop.step()
                 self._note()
-            self.loop.flush()
             return self._note()
         finally:
             self.loop.close()

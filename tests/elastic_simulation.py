@@ -102,6 +102,8 @@ class Setup:
     Args:
         late: share of the messages of each worker's last rank that are sent late.
         late_s: by how much, at most.
+        trains_again: whether a worker that is put back after its training takes those steps again,
+            or leaves.
     """
 
     seed: int
@@ -121,6 +123,7 @@ class Setup:
     late: float = 0.0
     late_s: float = 0.0
     is_sealed: bool = False
+    trains_again: bool = True
     faults: Sequence[Fault] = ()
     has_put_if_absent: bool = True
 
@@ -328,7 +331,11 @@ class Worker:
             self.send_for(plan.phase)
             self.plan = replace(plan, joins=False)
             await self.finish()
-        while self.step < setup.steps:
+        is_over = None
+        while self.step < setup.steps or not (is_over := await self.flush()):
+            if is_over is not None and not setup.trains_again:
+                await self.leave()
+                return "left"
             if not self.index:
                 self.checks.reads(self)
             # Its ranks train in collectives.
@@ -347,11 +354,6 @@ class Worker:
                 await self.finish()
                 if saves:
                     self.simulation.save(self)
-        await self.begin_last()
-        await self.finish()
-        while not (self.fully_synced() and self.may_end):
-            await self.begin_last()
-            await self.finish()
         await self.leave()
         self.checks.ends(self)
         return "ended"
@@ -425,11 +427,18 @@ class Worker:
         await end_following(ranks, answer)
         return answer
 
-    async def begin_last(self) -> None:
-        if self.ended_at_step != self.step or not self.may_end:
-            await self.begin_round(Phase.LAST)
-        assert self.plan is not None
-        self.send_for(Phase.DONE if self.plan.phase is Phase.DONE else Phase.LAST)
+    async def flush(self) -> bool:
+        while True:
+            if self.ended_at_step != self.step or not self.may_end:
+                await self.begin_round(Phase.LAST)
+            assert self.plan is not None
+            self.send_for(self.plan.phase)
+            await self.finish()
+            if self.plan.phase is Phase.ROUND:
+                self.simulation.struck["put back"] += 1
+                return False
+            if self.fully_synced() and self.may_end:
+                return True
 
     async def begin_round(self, phase: Phase) -> RoundPlan:
         answer = await self._answer(phase)

@@ -174,6 +174,28 @@ def by_hand(method: tw.Method, batches: list[torch.Tensor]) -> torch.Tensor:
     return parameters_to_vector(outer.consensus().values())
 
 
+def lone_end() -> tw.transport.Transport:
+    """The transport of a lone worker of an elastic run."""
+    hub = ElasticHub()
+    end = hub.connect("a")
+    hub.set_members(end)
+    return end
+
+
+def is_put_back(outer: tw.OuterLoop, steps: int) -> None:
+    """Have a run go on without the last `steps` of its only worker, once."""
+    flush, left = outer.flush, [steps]
+
+    def flush_or_not() -> bool:
+        if left:
+            outer._state.step -= left.pop()
+            outer._state.dealt += 1
+            return False
+        return flush()
+
+    outer.flush = flush_or_not
+
+
 class Companion:
     """A worker of an elastic run in this thread, at step `at` of `steps` when one comes late."""
 

@@ -244,8 +244,7 @@ class OuterLoop:
         if last:
             if state.ended_at_step != state.step or not self._membership.may_end():
                 self._begin_round(Phase.LAST)
-            is_over = self._plan is not None and self._plan.phase is Phase.DONE
-            self._send_for(Phase.DONE if is_over else Phase.LAST)
+            self._send_for(Phase.LAST if self._plan is None else self._plan.phase)
             return
         state.step += 1
         is_round = state.step % self.method.sync_every == 0
@@ -266,16 +265,24 @@ class OuterLoop:
         )
         self._prefetch()
 
-    def flush(self) -> None:
+    def flush(self) -> bool:
         """Exchange what was trained since the last round. Call it after the last inner step.
 
         A round that is discarded is repeated until it counts.
+
+        Returns:
+            True if training is over. False in an elastic run that went on without the last steps
+            of this worker: it is back at an earlier `inner_step`. Train on from there, and call
+            this again.
         """
         while True:
             self.begin(last=True)
             self.finish()
+            if self._plan is not None and self._plan.phase is Phase.ROUND:
+                _LOG.warning("the run goes on from an earlier inner step: %d", self.inner_step)
+                return False
             if self._state.fully_synced() and self._membership.may_end():
-                return
+                return True
 
     def _send_for(self, phase: Phase) -> None:
         if phase is Phase.LAST:

@@ -245,7 +245,7 @@ class BufferPool:
             # Not at all of them: among a thousand workers, a round has thousands.
             for _ in range(min(_LOOKED_AT, len(self._buffers))):
                 buffer = self._buffers.popleft()
-                is_shared = _is_shared(buffer)
+                is_shared = _use_count(buffer) > _unshared()
                 # Free buffers that are too small go: no more is kept than was in use at once.
                 if is_shared or buffer.numel() >= nbytes:
                     self._buffers.append(buffer)
@@ -261,18 +261,13 @@ class BufferPool:
 
 
 def _use_count(buffer: Tensor) -> int:
-    storage = buffer.untyped_storage()
-    return torch._C._storage_Use_Count(storage._cdata)  # pyright: ignore
+    return torch._C._storage_Use_Count(buffer.untyped_storage()._cdata)  # pyright: ignore
 
 
 @cache
 def _unshared() -> int:
     """The use count of memory that belongs to one tensor."""
     return _use_count(torch.empty(1))
-
-
-def _is_shared(buffer: Tensor) -> bool:
-    return _use_count(buffer) > _unshared()
 
 
 def lies_on_gpu(tensor: Tensor) -> bool:

@@ -218,6 +218,30 @@ def test_a_worker_whose_end_comes_second_ends_with_the_digest_of_the_others() ->
     assert len(set(ended(running))) == 1
 
 
+def test_a_worker_that_is_put_back_after_its_last_step_takes_it_again(store) -> None:
+    first, other = workers(store, 2, min_workers=1, least_wait_s=0.5, timeout_s=0.5)
+    hold = Hold()
+    first.before("replace", lambda key: "/call/00000005/" in key, hold)
+    # It has its last outer step for itself, and the other one begins anew without it.
+    first.start(3 * H + 1)
+    until(hold.has_come.is_set)
+
+    def comes() -> None:
+        hold.may_go.set()
+        until(lambda: names_in(store, "a-run/call/00000006/"))
+
+    def leaves() -> None:
+        until(lambda: first.events("healed"))
+        stops()
+
+    other.before_step = {2 * H: comes, 4 * H: leaves}
+    other.start(5 * H).fails(Stopped)
+    ended([first])
+    assert first.loop.inner_step == 3 * H + 1
+    assert [rolls(store)[-1][what] for what in ("phase", "names")] == ["done", []]
+    assert rolls(store)[-1]["position"]["step"] == 3 * H + 1
+
+
 def test_no_worker_waits_for_one_that_has_left(store) -> None:
     running = workers(store, 3, min_workers=2, least_wait_s=UP_S)
     running[1].before_step[3 * H] = stops

@@ -118,12 +118,6 @@ def test_whoever_writes_it_the_run_is_where_the_furthest_worker_is() -> None:
     assert concluded(before, *calls, me="c", rounds=[logged(2)]) is None
 
 
-def test_the_last_step_is_not_taken_back_by_a_worker_that_took_over_a_snapshot() -> None:
-    before = first("a", "b", position=Progress(version=2, step=25, digest="d2"), phase="last")
-    roll = written(before, call("a", 2, phase="last", settled=True))
-    assert (roll.phase, roll.position.step) == ("last", 25)
-
-
 def test_steps_since_an_earlier_roll_count_only_if_nobody_has_the_last_one() -> None:
     before = first("a", "b", number=3, position=at(1, dealt=6))
     late = call("c", position=at(3, dealt=6))

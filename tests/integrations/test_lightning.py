@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import thinwire as tw
-from elastic_twin import ElasticHub
 from thinwire.integrations.shares import ShareDataset
 from trainer_workers import (
     METHODS,
@@ -15,9 +14,11 @@ from trainer_workers import (
     check_a_plain_worker,
     facts,
     is_anchor,
+    is_put_back,
     lightning_module,
     lightning_saves,
     lightning_trainer,
+    lone_end,
     model,
 )
 
@@ -180,6 +181,24 @@ def test_a_worker_that_comes_late_is_at_the_others_step(at: int, tmp_path: Path)
     assert all(line["outer/workers"] == 2 for line in numbers)
 
 
+def test_steps_that_the_run_went_on_without_are_taken_again(tmp_path: Path) -> None:
+    callback = LightningCallback(tw.presets.diloco(sync_every=2), transport=lone_end())
+    batches = []
+
+    class Watch(Callback):
+        def on_train_start(self, *_) -> None:
+            is_put_back(callback.outer, 2)
+
+        def on_train_batch_start(self, *_) -> None:
+            batches.append(callback.outer.inner_step)
+
+    fits = lightning_trainer(tmp_path, callback, Watch(), max_steps=5)
+    fits.fit(module(), shares(callback))
+    assert batches == [0, 1, 2, 3, 4, 3, 4]
+    assert (fits.global_step, callback.outer.inner_step) == (5, 5)
+    assert callback.outer._state.fully_synced()
+
+
 def with_scheduler(interval: str, frequency: int):
     net = module()
     optimizer = net.configure_optimizers()
@@ -198,9 +217,6 @@ def with_scheduler(interval: str, frequency: int):
     ],
 )
 def test_what_elastic_workers_cannot_do_is_refused(net, told: str, tmp_path: Path) -> None:
-    hub = ElasticHub()
-    end = hub.connect("a")
-    hub.set_members(end)
-    callback = LightningCallback(tw.presets.diloco(sync_every=2), transport=end)
+    callback = LightningCallback(tw.presets.diloco(sync_every=2), transport=lone_end())
     with pytest.raises(tw.ConfigurationError, match=told):
         trainer(callback, tmp_path).fit(net(), shares(callback))

@@ -79,6 +79,17 @@ def test_fewer_or_more_rows_than_are_trained_in_a_round_are_refused() -> None:
         next(rows)
 
 
+def test_a_pass_ends_where_the_worker_is_put_back() -> None:
+    (loop,) = joined("a")
+    rows = iter(ShareDataset(range(100), lambda: loop, rows_per_step=ROWS))
+    next(rows)
+    exchange_all([loop])
+    next(rows)
+    loop._state.step = 0
+    loop._state.dealt += 1
+    assert list(rows) == []
+
+
 def test_a_process_of_a_data_loader_is_refused() -> None:
     (loop,) = joined("a")
     shares = ShareDataset(range(100), lambda: loop, rows_per_step=ROWS)

@@ -8,7 +8,6 @@ from accelerate.utils import DistributedType
 from transformers import TrainerCallback
 
 import thinwire as tw
-from elastic_twin import ElasticHub
 from thinwire.integrations.launch import check_apart, check_same_step
 from thinwire.integrations.shares import ShareDataset
 from thinwire.integrations.transformers import TransformersCallback
@@ -23,6 +22,8 @@ from trainer_workers import (
     hugging_face_arguments,
     hugging_face_trainer,
     is_anchor,
+    is_put_back,
+    lone_end,
     model,
 )
 
@@ -197,13 +198,10 @@ PLATEAU = torch.optim.lr_scheduler.ReduceLROnPlateau
 
 def build_elastic(out: Path, **changes):
     """A lone worker."""
-    hub = ElasticHub()
-    end = hub.connect("a")
-    hub.set_members(end)
     given = {"max_steps": 7, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
     given |= {"ignore_data_skip": True, "save_steps": 5, "save_strategy": "steps"}
     given |= {"logging_steps": 1, **changes}
-    return build(out, method=tw.presets.diloco(sync_every=H), transport=end, **given)
+    return build(out, method=tw.presets.diloco(sync_every=H), transport=lone_end(), **given)
 
 
 class Beginning(TrainerCallback):
@@ -237,6 +235,15 @@ def test_elastic_checkpoints_resume_at_the_end_and_at_the_last_round(tmp_path: P
     # Two steps of its second round are lost, as with a worker that is killed.
     assert (beginning.found, beginning.is_anchor) == ((5, 5, 1), True)
     assert (resumed.state.global_step, other.outer.stats.rounds) == (7, 3)
+
+
+def test_a_worker_that_is_put_back_leaves_the_run_to_the_others(tmp_path: Path) -> None:
+    """A Trainer has no epochs for steps that are taken again."""
+    trainer, callback = build_elastic(tmp_path)
+    is_put_back(callback.outer, H)
+    trained((trainer, callback))
+    assert trainer.state.global_step == callback.outer.inner_step == 7 - H
+    assert is_anchor(trainer.model, callback.outer)
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,23 @@ def test_an_elastic_worker_leaves_what_a_run_leaves_and_its_events(make, tmp_pat
     assert all(metrics[name] == last[name] for name in set(metrics) - {"wait_s"})
 
 
+def test_steps_that_the_run_went_on_without_are_trained_again(
+    make, tmp_path, elastic, scripted
+) -> None:
+    left = [True]
+
+    def put_back_once(step, phase) -> dict:
+        is_first_end = phase is Phase.LAST and left and left.pop()
+        return {"phase": Phase.ROUND, "step": 15, "changed": True} if is_first_end else {}
+
+    scripted(put_back_once)
+    summary = train(make(steps=18), tmp_path / "run", elastic=ELASTIC)
+    assert not left
+    assert summary["steps"] == 18
+    assert summary["tokens"] == (18 + 3) * (4 // 2) * 16
+    assert summary["events"]["counts"]["committed"] == 5
+
+
 def test_it_reads_the_shares_that_it_is_dealt(
     make, tmp_path, elastic, scripted, monkeypatch
 ) -> None:

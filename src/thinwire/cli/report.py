@@ -87,6 +87,5 @@ class ReportCommand:
         # Also what has not begun: it says how much is to come.
         unfinished = {folder: status for folder, status in found.items() if status.run is None}
         data = dataclasses.replace(data, left_out={**unfinished, **data.left_out})
-        page = report.run_page(data, refresh_s=refresh_s)
-        report.write_page(page, self.out)
+        report.write_page(report.run_page(data, refresh_s=refresh_s), self.out)
         return data

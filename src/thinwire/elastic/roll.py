@@ -226,12 +226,10 @@ def next_roll(
     concerned = _in_latest_phase(members)
     phase, step = concerned[0].phase, max(call.position.step for call in concerned)
     if phase == LAST and before is not None:
-        is_done = step >= before.position.step and all(call.settled for call in concerned)
+        is_done = all(call.settled for call in concerned)
         # A worker that cannot get to the end gets a snapshot first.
         if is_done and set(lacking) <= set(before.lacking):
             return last_roll(before, replace(at, step=step), known)
-        # Workers that loaded a snapshot went back to its step.
-        step = max(step, before.position.step)
     states = [call.state for call in there] + ([before.state] if before else [])
     state = max(states, key=lambda s: (s.version, s.roll, s.writer))
     log_nbytes = _log_nbytes(before, state, known)
@@ -314,11 +312,8 @@ def _furthest(fit: Sequence[WorkerReport], mine: Progress) -> WorkerReport:
 
 def _in_latest_phase(members: Sequence[WorkerReport]) -> Sequence[WorkerReport]:
     """Those in the latest phase: workers that end do not wait for others to begin."""
-    # A worker that loaded a snapshot after its own training does not end that of the others.
-    trained = max((c.position.step for c in members if c.phase == ROUND), default=0)
-    timely = [c for c in members if c.phase != LAST or c.position.step >= trained]
-    phase = max((call.phase for call in timely), key=_PHASES.index)
-    return [call for call in timely if call.phase == phase]
+    phase = max((call.phase for call in members), key=_PHASES.index)
+    return [call for call in members if call.phase == phase]
 
 
 def _dealt(before: View | None, fit: Sequence[WorkerReport]) -> int:

@@ -83,6 +83,7 @@ class Session:
         self._unusable: set[NewestState] = set()
         self._entered: View | None = None  # the last that this worker took part in
         self._here = shard.state.progress()
+        self._trained_to = 0  # the inner step at which its training ended
         self._is_stale = True  # the run may have gone on without this worker
         self._lacks = self._has_ended = False
         self._forgetting: asyncio.Task[None] | None = None
@@ -114,6 +115,8 @@ class Session:
                 "with another name as run",
             )
         here = await self._look()
+        if phase is Phase.LAST:
+            self._trained_to = max(self._trained_to, here.step)
         known = self._passed.get(here.version, here.digest)
         if known != here.digest and len(self.names) > 1:
             self._note("refused", why="its outer parameters have changed since its last round")
@@ -128,6 +131,9 @@ class Session:
                     self._is_stale = True
                     continue
                 return self._end(self._roll)
+            if phase is Phase.LAST and self._here.step < self._trained_to:
+                # The run went on without its last steps, and is not to end without them.
+                phase = Phase.ROUND
             roll = await self._meet(phase)
             if roll is None:
                 self._is_stale = True

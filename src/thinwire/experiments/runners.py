@@ -205,8 +205,7 @@ class ExperimentRunner:
                 statuses[key] = RunStatus(state=RunState.FAILED, why=failure)
         self.statuses |= statuses
         # A search and the runs after it are one comparison.
-        finished = [s.run for s in self.statuses.values() if s.run is not None]
-        apart = not_comparable(finished)
+        apart = not_comparable([s.run for s in self.statuses.values() if s.run is not None])
         for key, run in self._runs.items():
             if run.folder in apart:
                 why = apart[run.folder]

@@ -111,6 +111,10 @@ class LightningCallback(Callback):
             return
         self.outer.step()
         self._follow(trainer)
+        if self.outer.is_elastic and 0 < trainer.max_steps <= trainer.global_step:
+            # A run that went on without the last steps is trained to its end again.
+            self.outer.flush()
+            self._follow(trainer)
         numbers = {name: float(value) for name, value in logged(self.outer).items()}
         if self.outer.is_elastic:
             # The x-axis of loggers, which would count this worker's batches.

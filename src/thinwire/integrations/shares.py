@@ -78,9 +78,13 @@ class ShareDataset(IterableDataset[T_co]):
         share, first = outer.share, outer.inner_step % outer.method.sync_every
         if share == self._read_share:
             raise self._other_rows(f"share {share} was read to its end before its round was over")
+        step = outer.inner_step
         start = share * len(self) + first * self._rows_per_step
         order = window_order(start, (share + 1) * len(self), len(self._rows), self._seed)
         for index in order.tolist():
+            if outer.inner_step < step:
+                return  # put back after its last step, with another share
+            step = outer.inner_step
             if outer.share != share:
                 raise self._other_rows(f"share {share} was not read to its end in its round")
             yield self._rows[index]

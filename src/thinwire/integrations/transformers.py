@@ -90,6 +90,7 @@ class TransformersCallback(TrainerCallback):
         # Trainer may load its best model next, which must not be taken for training.
         if control.should_training_stop:
             self.outer.flush()
+            self._follow(state, self.outer.inner_step)
         if control.should_evaluate:
             self._begin_evaluation()
 
@@ -106,7 +107,9 @@ class TransformersCallback(TrainerCallback):
     ) -> None:
         """Leave the outer parameters in the model, unless Trainer has loaded its best model."""
         if not args.load_best_model_at_end:
-            self.outer.flush()
+            # A worker that was put back, and has no further epoch, does not end the others' run.
+            if not self.outer.is_elastic:
+                self.outer.flush()
             self._begin_evaluation()
 
     def _begin_evaluation(self) -> None:

@@ -155,8 +155,7 @@ def simulate(scenario: Scenario, *, steps: int) -> SimulationResult:
     for index, message in enumerate(traffic.messages):
         for step in range(message.first_due(sync_every=every), steps + 1, every):
             due[step].append(index)
-    answered = (step + 1 + traffic.tau for step in due)
-    events = {*due, *answered, *range(every, steps + 1, every)}
+    events = {*due, *(step + 1 + traffic.tau for step in due), *range(every, steps + 1, every)}
     # Steps between two events are taken at once.
     for step in sorted(event for event in events if event <= steps):
         run.train(step - 1 - before)

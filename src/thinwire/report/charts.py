@@ -85,8 +85,7 @@ def curves_of(variant: Variant) -> dict[str, list[float | None]]:
     None: not measured. With several seeds, the standard errors of a quantity's means are under its
     name and " error".
     """
-    axes = {**X_AXES, **Y_AXES}
-    points = {name: variant.curve(value) for name, (_, _, value) in axes.items()}
+    points = {name: variant.curve(value) for name, (_, _, value) in {**X_AXES, **Y_AXES}.items()}
     steps = sorted(set[int]().union(*points.values()))
     found: dict[str, list[float | None]] = {}
     for name, its in points.items():

@@ -63,8 +63,7 @@ def find_planned_runs(paths: Sequence[Path]) -> dict[Path, RunStatus]:
     noted = {path: _read(path).get("runs") for path in paths}
     planned = [p / str(name) for p, its in noted.items() if isinstance(its, list) for name in its]
     waiting = RunStatus(state=RunState.ABSENT, why="its turn has not come")
-    found = find_runs(paths)
-    return found | {folder: waiting for folder in planned if not folder.exists()}
+    return find_runs(paths) | {folder: waiting for folder in planned if not folder.exists()}
 
 
 def is_over(paths: Sequence[Path]) -> bool:

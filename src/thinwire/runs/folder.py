@@ -82,8 +82,7 @@ class RunFolder:
             other_workers: the number of workers has changed.
         """
         may_differ = _WITH_WORKERS if other_workers else ()
-        begun = self.config() if saved is None else saved
-        theirs, mine = identities(begun, config, may_differ)
+        theirs, mine = identities(self.config() if saved is None else saved, config, may_differ)
         check_same(
             theirs,
             mine,

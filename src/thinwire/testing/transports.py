@@ -176,6 +176,5 @@ class TransportContract(ABC):
 
     def test_announcements_reach_workers_that_come_later(self) -> None:
         """The last worker to announce itself knows all cards."""
-        transports = self.connect(3)
-        known = [t.announce(f"card {t.rank}".encode(), _TAG) for t in transports]
+        known = [t.announce(f"card {t.rank}".encode(), _TAG) for t in self.connect(3)]
         assert known[-1] == {rank: f"card {rank}".encode() for rank in range(3)}

@@ -209,7 +209,8 @@ class _Trainer:
 
     def _train(self) -> float:
         group, config, val_loss = self._group, self._config, None
-        while group.step < config.steps and group.join_run() < config.steps:
+        # A worker that joined in the last round may have made it fail.
+        while group.join_run() < config.steps or not group.flush():
             before = group.step
             began_s = time.perf_counter()
             losses = self._one_step()
@@ -230,8 +231,6 @@ class _Trainer:
                 if self._all_stop or (is_alone and self._asked_to_stop):
                     raise self._stopped()
                 self._save_if_due()
-        # A worker that joined in the last round may have made it fail.
-        group.flush()
         # None if this worker joined a run that was over.
         return self._evaluate() if val_loss is None else val_loss
 

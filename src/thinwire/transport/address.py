@@ -72,8 +72,7 @@ def local_address(towards: str = _DEFAULT_ROUTE) -> str:
     >>> local_address("127.0.0.1")
     '127.0.0.1'
     """
-    found = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)
-    family, kind, protocol, _, target = found[0]
+    family, kind, protocol, _, target = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(target)
         return str(probe.getsockname()[0])

@@ -88,8 +88,7 @@ class StreamBatches(Iterator[Tensor]):
         while size < rows * width:
             parts.append(self._next_document())
             size += parts[-1].size
-        tokens = np.concatenate(parts, dtype=np.int64)
-        batch, self._pending = np.split(tokens, [rows * width])
+        batch, self._pending = np.split(np.concatenate(parts, dtype=np.int64), [rows * width])
         return torch.from_numpy(batch.reshape(rows, width))
 
     def _next_document(self) -> npt.NDArray[Any]:

@@ -103,13 +103,15 @@ class WorkerGroup:
         finally:
             self.follow()  # also after a failed round: its steps were taken, and are saved
 
-    def flush(self) -> None:
-        """Exchange what is left after the last inner step."""
-        self.each(lambda worker: worker.outer.begin(last=True))
-        self.each(lambda worker: worker.outer.finish())
-        # A round of an elastic run may have been discarded.
-        self.each(lambda worker: worker.outer.flush())
+    def flush(self) -> bool:
+        """Exchange what is left after the last inner step; False if there is more to train."""
+        if self.events is None:
+            # Workers of one process send before any of them waits.
+            self.each(lambda worker: worker.outer.begin(last=True))
+            self.each(lambda worker: worker.outer.finish())
+        is_over = all(self.each(lambda worker: worker.outer.flush()))
         self.follow()
+        return is_over
 
     def each(self, work: Callable[[Worker], T]) -> list[T]:
         """`work` of each local worker, in rank order, with the worker's random stream."""
