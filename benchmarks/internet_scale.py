@@ -5,8 +5,8 @@ python benchmarks/internet_scale.py
 Bytes and requests are the planner's, for MuLoCo with 2 bits and one fragment. A worker, of
 whatever size, trains for 1000 s in a round; its requests take 50 ms, 16 at a time; its link has
 1 Gbit/s each way. One worker in a hundred is lost in an hour, and a round with a loss waits 10 s.
-S3 takes 3,500 writes a second below a prefix, and objects of 5 GB (docs.aws.amazon.com/AmazonS3,
-"Performance guidelines" and "Uploading objects").
+S3 takes 3,500 writes a second below a prefix, 5 GiB in one of them, and uploads in 10,000 parts
+(docs.aws.amazon.com/AmazonS3, "Performance guidelines" and "Uploading objects"), here of 64 MiB.
 """
 
 import math
@@ -24,7 +24,8 @@ from thinwire.plan.traffic import traffic
 WORKERS, PARAMETERS = (64, 1024, 10_000), {10**9: 24, 10**11: 96, 10**12: 128}
 TRAIN_S, REQUEST_S, AT_ONCE, RATE_BYTES_PER_S = 1000.0, 0.05, 16, 1e9 / 8
 LOST_PER_HOUR, DAY_S = 0.01, 86400.0
-OBJECT_NBYTES, PUTS_PER_S, NAME_NBYTES, REPORT_NBYTES = 5 * 10**9, 3500, 16, 800
+PUT_NBYTES, PART_NBYTES, PARTS = 5 << 30, 64 << 20, 10_000
+PUTS_PER_S, NAME_NBYTES, REPORT_NBYTES = 3500, 16, 800
 EXCHANGES = {"gather": Gather(), "reduce-scatter": ReduceScatter()}
 
 
@@ -42,12 +43,14 @@ def row(exchange: str, workers: int, parameters: int) -> dict[str, Any]:
     round_s += PER_LOSS * SIGN_OF_LIFE_S * -math.expm1(-losses)
     signs_per_s, prices = workers / SIGN_OF_LIFE_S, Prices()
     puts, read, _ = meeting_requests(workers)
-    puts, gets_of_all = workers * plan.puts() + puts, workers * gets + read
+    parts = plan.messages[0].payload_nbytes / PART_NBYTES
+    parts = math.ceil(parts) if parts * PART_NBYTES > PUT_NBYTES else 0
+    puts, gets_of_all = workers * (plan.puts() + parts) + puts, workers * gets + read
     cost = prices.put_per_million * (puts * DAY_S / round_s + signs_per_s * DAY_S)
     cost += prices.get_per_million * gets_of_all * DAY_S / round_s
     broken = {
         "bandwidth": moved_s > TRAIN_S / 4,
-        "size of objects": plan.messages[0].payload_nbytes > OBJECT_NBYTES,
+        "size of objects": parts > PARTS,
         "number of requests": asked_s > TRAIN_S / 20,
         "signs of life": signs_per_s > PUTS_PER_S / 2,
     }

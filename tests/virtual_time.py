@@ -321,7 +321,14 @@ class VirtualStore:
     # -- as the module obstore has them ------------------------------------------------------------
 
     async def put_async(
-        self, store: Any, key: str, parts: Any, *, mode: str = "overwrite", use_multipart: bool
+        self,
+        store: Any,
+        key: str,
+        parts: Any,
+        *,
+        mode: str = "overwrite",
+        use_multipart: bool,
+        chunk_size: int,
     ) -> None:
         raw = b"".join(parts)  # before the caller goes on and may change it
         late_s = store.late_s(key)

@@ -139,8 +139,7 @@ class Payloads:
         # Several rules ask for norms, and each asks the codec to read every payload.
         if self.scales is not None:
             return self.segment_norms(self.payloads[0].device).square().sum(1).sqrt()
-        sent = self.payloads
-        return torch.stack([self.coder.squared_norm(p, self.round) for p in sent]).sqrt()
+        return torch.stack([self.coder.squared_norm(p, self.round) for p in self.payloads]).sqrt()
 
     def segment_norms(self, device: torch.device) -> Tensor:
         """The norms of each worker's tensors, fp64 [workers, segments of the layout].

@@ -26,6 +26,7 @@ from thinwire.files import replace_file
 from thinwire.plan.shape import Shape
 from thinwire.plan.traffic import traffic
 from thinwire.security.token import Token
+from thinwire.transport import object_store
 from thinwire.transport.object_store import ObjectStore
 from toy import adamw, build_model, descend, loss
 
@@ -183,6 +184,21 @@ def test_one_worker_over_a_store_has_the_bits_of_a_simulation(tmp_path, slots) -
     assert (state.loss, state.assigned) == (0.5, 0)
     # Nothing is left of what was read.
     assert [key.split("/")[1] for key in run.names()] == ["about", "answer", "status"]
+
+
+def test_messages_that_are_large_for_the_store_are_deleted_like_others(
+    tmp_path, monkeypatch
+) -> None:
+    run = Run(tmp_path)
+    monkeypatch.setitem(object_store._LARGEST_NBYTES, repr(run.store), 400)
+    server = run.server()
+    serving = beside(lambda: run.serve(server))
+    Peer(run).work()
+    serving.join()
+    assert server.digest() == simulated(run.settings).digest()
+    kinds = [key.split("/")[1].partition(".")[0] for key in run.names() if "." in key]
+    assert kinds == ["about", "arrival"]  # of the last request
+    assert not [line for line in run.told if "no request" in line]
 
 
 def test_three_workers_at_once_finish_the_run(tmp_path) -> None:

@@ -47,7 +47,7 @@ from thinwire.security.sealing import SEAL_NBYTES
 from thinwire.security.token import Token
 from thinwire.storage import StatePlacement
 from thinwire.transport import RoundTag, in_process, object_store
-from thinwire.transport.base import Post, to_all
+from thinwire.transport.base import to_all
 from thinwire.transport.object_store import ObjectStore
 from toy import build_model
 
@@ -275,27 +275,6 @@ def test_a_lone_worker_tells_its_rounds_apart() -> None:
     group.close()
 
 
-def test_more_than_the_store_takes_in_an_object_is_refused_before_it_is_sent(monkeypatch) -> None:
-    monkeypatch.setitem(object_store._LARGEST_NBYTES, "memory", 100)
-    objects = RunObjects(ObjectStore("memory://"), "a-run", None)
-    timeouts = Timeouts(floor_s=5, patience=0.5, unmeasured_s=5, fixed_s=0.1)
-    group = StoreGroup(objects, ["a", "b", "c"], 0, timeouts, LostWorkers(objects, 5))
-
-    def posts(*payloads: torch.Tensor):
-        yield Post(dict(enumerate(payloads, 1)), {})
-        return tuple
-
-    whole, shards = torch.zeros(100).byte(), torch.zeros(2, 50).byte()
-    for fits in ([whole, whole], shards):
-        group.run(posts(*fits), RoundTag(what="a", round=1)).wait()
-    for payloads in ([whole, whole.clone()], [torch.zeros(101).byte()]):
-        with pytest.raises(
-            tw.ConfigurationError, match=r"at most 100 at once; do: pass fragments="
-        ):
-            group.run(posts(*payloads), RoundTag(what="a", round=2))
-    group.close()
-
-
 STAYING = 3 * H + 1
 TOP_K = {"codec": tw.codecs.TopK(k=64), "feedback": tw.ErrorFeedback(decay=0.9)}
 STREAMING = tw.presets.streaming_diloco(
@@ -318,6 +297,20 @@ def test_workers_that_stay_have_the_digest_of_a_fixed_run(described, model, coun
     assert set(digests) == {fixed_digest(described, count, STAYING, model=model)}
     # The control: one step fewer.
     assert digests[0] != fixed_digest(described, count, STAYING - 1, model=model)
+
+
+@pytest.mark.parametrize("token", [None, SECRET], ids=["open", "sealed"])
+@pytest.mark.parametrize("exchange", [tw.Gather(), tw.ReduceScatter()])
+def test_messages_that_are_large_for_the_store_count_and_are_deleted_like_others(
+    exchange, token, monkeypatch
+) -> None:
+    store, described = memory(), method(exchange=exchange)
+    monkeypatch.setitem(object_store._LARGEST_NBYTES, repr(store), 400)
+    digests = train(workers(store, 3, described, token=token), LONG)
+    assert set(digests) == {fixed_digest(described, 3, LONG)}
+    left = names_in(store, "a-run/message/")
+    assert sum("." in name for name in left) >= len(left) // 3 > 0
+    assert "00000002" not in {name.split("/")[2] for name in left}
 
 
 def test_the_bytes_and_requests_of_workers_that_all_come_in_time_are_those_of_the_plan(

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ from thinwire.testing.transports import (
     payload_of,
     swapped,
 )
-from thinwire.transport import RoundTag
+from thinwire.transport import RoundTag, object_store
 from thinwire.transport.base import Round
 from thinwire.transport.sealed_objects import name_part
 from toy import adamw, build_model
@@ -147,17 +148,21 @@ def test_a_killed_worker_goes_on_from_its_checkpoint_while_the_others_wait(
     assert told == meeting_ranks.in_one_process(2)[method], first.stderr + again.stderr
 
 
-def test_old_messages_are_deleted_and_the_latest_stay(tmp_path) -> None:
-    keep = 3
+@pytest.mark.parametrize("largest", [math.inf, 5], ids=["small", "large"])
+def test_old_messages_are_deleted_and_the_latest_stay(largest, tmp_path, monkeypatch) -> None:
+    keep, is_large = 3, largest == 5
+    monkeypatch.setitem(object_store._LARGEST_NBYTES, "file", largest)
     transports = team(f"file://{tmp_path}", 3, keep=keep)
     rounds(transports, 8)
     # What is read in the last round is deleted at the beginning of the next one; no empty folder
     # is left.
     left = [each.name for each in (tmp_path / "a-run/message/00000000/x").iterdir()]
     assert sorted(left) == [f"{number:08}" for number in range(8 - keep, 9)]
+    written = [path for path in tmp_path.rglob("*/x/*/*/*") if path.is_file()]
+    assert len(written) == 3 * (keep + 1) * (1 + is_large)
     counts = [t.service_requests for t in transports]
-    assert all(c["puts"] == 8 and c["gets"] == 16 for c in counts)
-    assert all(c["deletes"] == 8 - keep - 1 for c in counts)
+    assert all(c["puts"] == 8 * (1 + is_large) and c["gets"] == 16 for c in counts)
+    assert all(c["deletes"] == (8 - keep - 1) * (1 + is_large) for c in counts)
 
 
 def test_nothing_is_deleted_that_a_worker_may_still_read(store) -> None:

@@ -80,6 +80,41 @@ def test_a_part_of_an_object_is_read_alone_and_a_shorter_object_whole(
     asyncio.run(work())
 
 
+@pytest.mark.parametrize("kind", ["memory", "file", "s3"])
+def test_more_than_the_store_takes_at_once_is_written_beside_its_name(
+    kind: str, tmp_path, request, monkeypatch
+) -> None:
+    monkeypatch.setitem(object_store._LARGEST_NBYTES, kind, 100)
+    monkeypatch.setattr(object_store, "_PART_NBYTES", 6 << 20)  # S3 wants 5 MiB or more
+    places = {"memory": "memory://", "file": f"file://{tmp_path}", "s3": "s3://run/large"}
+    options = options_of(request.getfixturevalue("s3")) if kind == "s3" else None
+    store, payload = ObjectStore(places[kind], options), Random(0).randbytes(13_000_007)
+    parts = [memoryview(payload)[:5], memoryview(payload)[5:9_000_000]]
+    parts.append(memoryview(payload)[9_000_000:])
+
+    async def work() -> None:
+        def until() -> float:
+            return now_s() + 60
+
+        for _ in range(2):  # an answer may have been lost
+            assert await store.put("a", parts, until(), lambda there: there == payload)
+        assert not await store.put("a", parts, until(), lambda there: there == payload[1:])
+        assert bytes(await store.get("a", until(), nbytes=1) or b"") == payload
+        for at in (slice(0, 200), slice(300, 9_000_001), slice(13_000_000, 13_000_007)):
+            assert bytes(await store.get("a", until(), nbytes=1, at=at) or b"") == payload[at]
+        assert len(await store.sizes("", until())) == 4
+        await store.replace("b", memoryview(payload), until())
+        await store.replace("b", memoryview(payload)[1:], until())
+        assert bytes(await store.get("b", until(), nbytes=1) or b"") == payload[1:]
+        # Of what another process claims, no more is read than lies beside it.
+        for key, claim in (("c", b"thinwire object a.0"), ("d", b"thinwire object d.\xff")):
+            await store.put(key, [memoryview(claim)], until(), lambda _: True)
+        assert bytes(await store.get("c", until(), nbytes=1) or b"") == b"thinwire object a.0"
+        assert await store.get("d", until(), nbytes=1) is None
+
+    asyncio.run(work())
+
+
 def test_of_an_object_whose_part_cannot_be_read_now_no_more_is_read(monkeypatch) -> None:
     store, tries = ObjectStore("memory://"), list[int]()
     write(store, "a", b"abcdefg")

@@ -242,13 +242,16 @@ class AsyncStoreServer:
         replaced = msgspec.json.encode(_Answer(is_replaced=True))
         listed = await objects.store.sizes(f"{objects.run}/arrival/", objects.until_s())
         for key, nbytes in listed.items():
-            found = _REQUEST.fullmatch(key)
+            request = key.partition(".")[0]
+            found = _REQUEST.fullmatch(request)
             if found is None or (worker := int(found[1])) >= server.workers:
                 self._log(f"{key} is no request of a worker of this run")
                 unwanted.append(key)
                 continue
             state, is_new = workers.setdefault(worker, WorkerState()), int(found[3]) == 1
-            if key == state.answered:
+            if key != request:  # a large one lies beside its name
+                unwanted += [key] if request == state.answered else []
+            elif key == state.answered:
                 answers[key] = state.answer  # its worker was restarted
             elif state.request and not is_new and f"/{found[2]}-" not in state.request:
                 self._log(f"another process has taken the place of a process of worker {worker}")

@@ -102,8 +102,6 @@ class StoreGroup:
             return running
         # Here, on the stream that has computed it.
         running.post = running.post.changed(lambda payload: payload.cpu().contiguous())
-        nbytes = {id(payload): payload.nbytes for payload in running.post.to.values()}
-        self._objects.store.check_takes(sum(nbytes.values()), str(tag))
         running.arrive = self._in_thread(tag, partial(self.exchange, tag, running, self.roll))
         return running
 
@@ -352,8 +350,7 @@ class StoreGroup:
         """For how long messages of this kind were seen to be absent in the last rounds."""
         kind = f"{tag.what}/{base.rpartition('/')[2]}"
         # One long wait, as for a worker that was lost, must not make the next one long.
-        unknown = deque([0.0] * _REMEMBERED, maxlen=_REMEMBERED)
-        return self._absent_s.setdefault(kind, unknown)
+        return self._absent_s.setdefault(kind, deque([0.0] * _REMEMBERED, maxlen=_REMEMBERED))
 
     def _swap(self, base: str, post: Post, reader: int | None = None) -> Swap:
         """The objects of `post`, with names that begin with `base`; by default for this worker."""

@@ -223,8 +223,10 @@ def next_roll(
     members = [c for c in fit if is_at(c.position, at) or c.position.version in passed]
     members.sort(key=lambda call: call.name)
     lacking = tuple(sorted({call.name for call in there} - {call.name for call in members}))
-    concerned = _in_latest_phase(members)
-    phase, step = concerned[0].phase, max(call.position.step for call in concerned)
+    # Workers that end do not wait for others to begin.
+    phase = max((call.phase for call in members), key=_PHASES.index)
+    concerned = [call for call in members if call.phase == phase]
+    step = max(call.position.step for call in concerned)
     if phase == LAST and before is not None:
         is_done = all(call.settled for call in concerned)
         # A worker that cannot get to the end gets a snapshot first.
@@ -286,8 +288,7 @@ def is_since(position: Progress, roll: View) -> bool:
     A checkpoint remembers the shares, too. Steps since an earlier roll that `roll` does not have
     did not count for those who wrote it.
     """
-    is_later = position.version > roll.position.version
-    return is_later and position.dealt == _dealt(roll, ())
+    return position.version > roll.position.version and position.dealt == _dealt(roll, ())
 
 
 def _fit(before: View | None, calls: Sequence[WorkerReport]) -> Sequence[WorkerReport]:
@@ -308,12 +309,6 @@ def _furthest(fit: Sequence[WorkerReport], mine: Progress) -> WorkerReport:
         ahead,
         key=lambda c: (counts[c.position.digest], is_at(c.position, mine), len(c.rounds)),
     )
-
-
-def _in_latest_phase(members: Sequence[WorkerReport]) -> Sequence[WorkerReport]:
-    """Those in the latest phase: workers that end do not wait for others to begin."""
-    phase = max((call.phase for call in members), key=_PHASES.index)
-    return [call for call in members if call.phase == phase]
 
 
 def _dealt(before: View | None, fit: Sequence[WorkerReport]) -> int:

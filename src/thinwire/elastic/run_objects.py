@@ -153,8 +153,7 @@ class RunObjects:
         """
         prefix = f"{self.run}/process/{name_part(identity)}/"
         mine = bytes_tensor(secrets.token_bytes(8))
-        found = await self.store.sizes(prefix, until_s)
-        number = max(_numbers(found, prefix), default=0) + 1
+        number = max(_numbers(await self.store.sizes(prefix, until_s), prefix), default=0) + 1
         while not await self.sealed.put(f"{prefix}{number:08}", mine, until_s):
             number += 1
         return f"{identity}:{number:08}"

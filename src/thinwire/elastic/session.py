@@ -360,8 +360,7 @@ class Session:
             self._note("arrived", arrived)
         await self._on_all("enter", roll, self.name, changed)
         # No round waits for it.
-        forget = self._objects.forget_call(roll.number, self.name)
-        self._forgetting = asyncio.ensure_future(forget)
+        self._forgetting = asyncio.ensure_future(self._objects.forget_call(roll.number, self.name))
         return self._plan(roll, changed=changed)
 
     def _plan(self, roll: View, *, changed: bool) -> RoundPlan:

@@ -127,8 +127,7 @@ def open_message(message: Tensor, expected: Header, *, body_nbytes: int) -> Tens
     nbytes = HEADER_NBYTES + body_nbytes
     version, codec, body_checksum, place, anchor = _read_fields(whose, message, nbytes)
     body = message[HEADER_NBYTES:nbytes]
-    is_first = version == 1
-    arrived = zlib.crc32(body.cpu().contiguous().numpy().data) if is_first else checksum(body)
+    arrived = zlib.crc32(body.cpu().contiguous().numpy().data) if version == 1 else checksum(body)
     places = zip(Header._fields, expected, place, strict=False)
     _check(
         whose,

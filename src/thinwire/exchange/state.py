@@ -399,8 +399,7 @@ class ExchangeState:
         """A lossless message for all, from a checkpoint of when few gathered, as its shards."""
         context = self._context
         whole = context.codec.bind(context.layout, device=self._device)
-        body = body_of(message, whole.nbytes).to(self._device)
-        numbers = whole.decode(body, round=tag.round)
+        numbers = whole.decode(body_of(message, whole.nbytes).to(self._device), round=tag.round)
         shards = [blank_message(codec.nbytes, context.storage) for codec in self._codecs]
         for shard, at, codec in zip(shards, self._places, self._codecs, strict=True):
             codec.encode_to(shard[HEADER_NBYTES:], numbers[at], round=tag.round)
@@ -626,8 +625,7 @@ class ExchangeState:
             if sender not in left_out
         ]
         # No other message is unusable: that was known in the round.
-        payloads = self._payloads(bodies, 0, tag)
-        return combined(self._context.aggregate, payloads, self._device)
+        return combined(self._context.aggregate, self._payloads(bodies, 0, tag), self._device)
 
     # -- feedback: one for each shard, and the owner's ---------------------------------------------
 

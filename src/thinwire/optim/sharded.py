@@ -93,8 +93,7 @@ def cuts_of(parameter: Tensor, matrix_dims: int) -> tuple[Cut, ...]:
     Cuts that leave matrices whole do not count: a stack of experts of which each rank holds some.
     Empty for a parameter that is not a DTensor.
     """
-    last_first = reversed(tuple(_all_cuts(parameter)))
-    return tuple(cut for cut in last_first if cut.dim >= -matrix_dims)
+    return tuple(cut for cut in reversed(tuple(_all_cuts(parameter))) if cut.dim >= -matrix_dims)
 
 
 def _all_cuts(parameter: Tensor) -> Iterator[Cut]:

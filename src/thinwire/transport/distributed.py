@@ -186,8 +186,7 @@ class Distributed(Transport):
         length = torch.tensor([len(card)], dtype=torch.int64).view(torch.uint8)
         found = self.run(gathered(length), tag).wait()
         lengths = {rank: int(each.view(torch.int64)) for rank, each in found.items()}
-        padded = bytes_tensor(card.ljust(max(1, *lengths.values())))
-        cards = self.run(gathered(padded), tag).wait()
+        cards = self.run(gathered(bytes_tensor(card.ljust(max(1, *lengths.values())))), tag).wait()
         return {rank: each.numpy().tobytes()[: lengths[rank]] for rank, each in cards.items()}
 
 

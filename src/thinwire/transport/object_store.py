@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import math
 import os
 import re
+import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +33,8 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 # A redirect leads to the bucket's region. A wrong request stays wrong, except with these statuses.
 _WRONG = re.compile(r"Received redirect|status code: 4(?!04|08|09|12|25|29)\d\d")
 _WARNED_TRIES = 5
-_LARGEST_NBYTES = {"s3": 5 << 30, "az": 5000 << 20}  # of an object, as these services document
+_LARGEST_NBYTES = {"s3": 5 << 30, "az": 5000 << 20}  # of a put, as these services document
+_PART_NBYTES = 64 << 20  # at most 10,000 parts: up to 670 GB
 _WAIT_LONGER = "see that the store can be reached and a hub's token is right, or wait longer"
 
 
@@ -97,6 +100,7 @@ class ObjectStore:
         self._was_allowed = False
         self._is_remote = type(self._store).__name__ not in ("LocalStore", "MemoryStore")
         self.requests = ServiceRequests()
+        self._large = dict[str, str]()  # what lies beside names that this process wrote
 
     async def put(
         self,
@@ -106,6 +110,9 @@ class ObjectStore:
         is_same: Callable[[memoryview], bool],
     ) -> bool:
         """Write an object if its name is free; return False if another one has the name.
+
+        More than the store takes at once is uploaded in parts, as another object, whose name begins
+        with `key`; the object `key` then has that name.
 
         Args:
             key: of the object.
@@ -117,6 +124,14 @@ class ObjectStore:
         Raises:
             ExchangeError: the store refuses it, or is full. ExchangeTimeout: the deadline.
         """
+        nbytes = 2 * sum(map(len, parts))
+        if self._is_large(parts):
+            ending = secrets.token_hex(8)
+            upload = partial(self._write, f"{key}.{ending}", parts, mode="overwrite")
+            await self._tried(f"write {key}", upload, until_s, nbytes=nbytes)
+            self.requests.puts += 1
+            self._large[key] = f"{key}.{ending}"
+            parts = [memoryview(_beside(key) + ending.encode())]
 
         async def write() -> bool:
             try:
@@ -131,23 +146,17 @@ class ObjectStore:
                 # Some servers answer 409 to both of two that write at once, and take neither.
                 raise ConnectionError("the store says that it is there and has none") from None
 
-        nbytes = 2 * sum(map(len, parts))
         is_mine = await self._tried(f"write {key}", write, until_s, nbytes=nbytes)
         self.requests.puts += is_mine
         return is_mine
 
-    def check_takes(self, nbytes: int, what: str) -> None:
-        """Raise `ConfigurationError` if the store takes no object of so many bytes."""
-        largest = _LARGEST_NBYTES.get(self.url.partition(":")[0], nbytes)
-        check(
-            nbytes <= largest,
-            f"send {what}",
-            because=f"it has {nbytes:,} bytes, and {self.url} takes at most {largest:,} at once",
-            do="pass fragments=tw.Strided(layers=1) to the method, or compress more",
-        )
+    def _is_large(self, parts: Sequence[memoryview]) -> bool:
+        return sum(map(len, parts)) > _LARGEST_NBYTES.get(self.url.partition(":")[0], math.inf)
 
     async def _write(self, key: str, parts: Sequence[memoryview], mode: str) -> None:
-        await self._obstore.put_async(self._store, key, parts, mode=mode, use_multipart=False)
+        # An upload in parts knows no condition.
+        uploads = {"use_multipart": self._is_large(parts), "chunk_size": _PART_NBYTES}
+        await self._obstore.put_async(self._store, key, parts, mode=mode, **uploads)
 
     async def check_put_if_absent(self, key: str, until_s: float) -> None:
         """Check that the store does not put an object over another one, and delete it.
@@ -239,17 +248,21 @@ class ObjectStore:
         return payload
 
     async def _fetch(self, key: str, at: slice | None = None) -> memoryview:
+        beside = _beside(key)
         if at is not None and at.stop > at.start:
             read = partial(self._obstore.get_range_async, start=at.start, end=at.stop)
             try:
-                return memoryview(await read(self._store, key))
+                raw = memoryview(await read(self._store, key))
+                if bytes(raw[: len(beside)]) != beside:
+                    return raw
             except self._errors.BaseError:
                 # A shorter object is an error, and not the same one in every store. Of a longer one
                 # the rest is not read, whatever the error is.
                 if (await self._obstore.head_async(self._store, key))["size"] >= at.stop:
                     raise
-        found = await self._obstore.get_async(self._store, key)
-        raw = memoryview(await found.bytes_async())
+        raw = memoryview(await (await self._obstore.get_async(self._store, key)).bytes_async())
+        if bytes(raw[: len(beside)]) == beside:
+            return await self._fetch(f"{key}.{str(raw[len(beside) :], errors='replace')}", at)
         return raw if at is None or len(raw) < at.stop else raw[at]
 
     async def stamp(self, key: str, until_s: float) -> tuple[str, float] | None:
@@ -323,9 +336,10 @@ class ObjectStore:
 
         Tried once: no round depends on it.
         """
+        keys = [*keys, *(self._large.pop(key) for key in keys if key in self._large)]
         try:
             async with asyncio.timeout(_REQUEST_S):
-                await self._obstore.delete_async(self._store, list(keys))
+                await self._obstore.delete_async(self._store, keys)
         except FileNotFoundError:
             pass
         except (self._errors.BaseError, TimeoutError, OSError):
@@ -376,6 +390,11 @@ class ObjectStore:
         if is_denied and self._was_allowed:
             return do
         raise ExchangeError(f"{what} in {self.url}", because=_reason_of(error), do=do) from error
+
+
+def _beside(key: str) -> bytes:
+    """The beginning of an object that names a large one beside it; its ending follows."""
+    return f"thinwire object {key}.".encode()
 
 
 async def _or_none(request: Callable[[], Awaitable[T]]) -> T | None:
