@@ -9,7 +9,8 @@ and losses are compared with those in benchmarks/results/. If there are none, or
 of all seeds are written there, and docs/claims-SETTING.md; then the rates of every family, and of
 every arm of another K or H, are first searched by one rule, unless benchmarks/results/ has them.
 After a change of some arms, --write --arms "ARM" "ARM" searches and runs these alone and keeps the
-rows of all others; --judge runs nothing, and writes what today's rules say of the committed rows.
+rows of all others, and with --seeds 3 4 5 adds these seeds to theirs; --judge runs nothing, and
+writes what today's rules say of the committed rows.
 """
 
 import json
@@ -29,7 +30,7 @@ from claim_arms import arms, borrowed
 from claim_clock import clock
 from claim_list import BASELINES, fingerprint, verdicts
 from claim_page import page
-from claim_settings import FAMILIES, SEEDS, SETTINGS, Setting, tuned, tuning_file
+from claim_settings import FAMILIES, MORE_SEEDS, SEEDS, SETTINGS, Setting, tuned, tuning_file
 from claim_tuning import WHAT, search_all
 from moved_bytes import moved
 from setting import kind_of_machine
@@ -69,11 +70,12 @@ class Command:
 
 
 def main(command: Command) -> None:
-    if command.write and command.seeds != SEEDS:
+    has_more = command.seeds == MORE_SEEDS and command.arms
+    if command.write and command.seeds != SEEDS and not has_more:
         raise ConfigurationError(
             f"write the results of seeds {command.seeds}",
-            because=f"the committed table is of seeds {SEEDS}",
-            do="leave out --write or --seeds",
+            because=f"the committed table is of seeds {SEEDS}, and of {MORE_SEEDS} for some arms",
+            do="leave out --write or --seeds, or name arms for these",
         )
     if {*BASES} & {*command.arms}:
         raise ConfigurationError(
@@ -179,7 +181,9 @@ def result(
     """Everything that is committed; of arms that did not run now, what `kept` has of them."""
     configs = {a: c for a, c in arms(setting).items() if a in variants or a in kept["rows"]}
     rows = {
-        arm: _row(variants[arm], config) if arm in variants else kept["rows"][arm]
+        arm: with_other_seeds(_row(variants[arm], config), kept["rows"].get(arm))
+        if arm in variants
+        else kept["rows"][arm]
         for arm, config in configs.items()
     }
     losses = {
@@ -210,6 +214,20 @@ def _row(variant: Variant, config: TrainConfig) -> dict[str, Any]:
         "method": fingerprint(config.method),
         "corpus": run.corpus,
         "machine": kind_of_machine(),
+    }
+
+
+def with_other_seeds(row: dict[str, Any], known: Mapping[str, Any] | None) -> dict[str, Any]:
+    """`row` with the seeds that only `known` has, if it is of the same method and corpus."""
+    if known is None or any(row[name] != known[name] for name in ("method", "corpus")):
+        return row
+    losses = known["val_loss_by_seed"] | row["val_loss_by_seed"]
+    if losses == row["val_loss_by_seed"]:
+        return row
+    machines = sorted({row["machine"], known["machine"]})
+    return row | {
+        "val_loss_by_seed": dict(sorted(losses.items())),
+        "machine": "; ".join(machines),
     }
 
 

@@ -15,7 +15,7 @@ from claim_list import claims as claims_of
 from claim_page import page
 from claim_settings import SETTINGS, SMALL, tuned
 from claim_statistics import quantile, two_sided
-from claims import reproduced
+from claims import reproduced, with_other_seeds
 from thinwire.experiments.grid import folder_name
 from thinwire.train.data.corpora import resolve
 
@@ -176,6 +176,20 @@ def test_losses_are_equal_on_one_kind_of_machine_and_near_on_another(capsys) -> 
     assert again(first + 5e-4, machine="another") is None
     assert again(first + 0.2, machine="another") is not None
     assert again(first, corpus="f" * 64).startswith("not run: demo is of corpus ffff")
+
+
+def test_more_seeds_are_added_to_a_row_of_the_same_method_and_corpus() -> None:
+    known = COMMITTED["rows"]["demo"]
+    more = known | {"val_loss_by_seed": {"3": 2.0}, "machine": "another"}
+    found = with_other_seeds(more, known)
+    assert found["val_loss_by_seed"] == known["val_loss_by_seed"] | {"3": 2.0}
+    assert found["machine"] == "; ".join(sorted(["another", known["machine"]]))
+    again = with_other_seeds(known, found)
+    assert again["val_loss_by_seed"] == found["val_loss_by_seed"]
+    assert with_other_seeds(known, known) == known
+    for name in ("method", "corpus"):
+        assert with_other_seeds(more | {name: "f"}, known) == more | {name: "f"}
+    assert with_other_seeds(more, None) == more
 
 
 def test_the_committed_table_has_today_s_arms_claims_and_verdicts() -> None:
