@@ -97,7 +97,7 @@ def train(store: str, identity: str, options: dict) -> None:
         outer.load_state_dict(torch.load(checkpoint, weights_only=True))
     outer.join()
     steps_together = 0
-    while (step := outer.inner_step) < options.get("steps", 40):
+    while (step := outer.inner_step) < options.get("steps", 40) or not outer.flush():
         share = outer.share
         tell(step=step, share=share, workers=outer.workers, version=outer.stats.rounds)
         steps_together += outer.workers == 3
@@ -109,7 +109,6 @@ def train(store: str, identity: str, options: dict) -> None:
         optimizer.zero_grad()
         outer.step()
         save(outer, options)
-    outer.flush()
     ends = {"version": outer.stats.rounds, "last_step": outer.inner_step}
     tell(digest=digest_of(outer), shard=outer.digest(), **ends)
     save(outer, options)

@@ -80,7 +80,7 @@ class Run:
         return AsyncServer(build_model(), self.settings, **self.known | settings)
 
     def serve(self, server: AsyncServer, store: ObjectStore | None = None) -> None:
-        known = {"run": "a", "token": TOKEN, "log": self.told.append}
+        known = {"run": "a.b", "token": TOKEN, "log": self.told.append}
         serving = AsyncStoreServer(server, store or ObjectStore(self.store), **known)
         if self.file.exists():
             serving.load_state_dict(torch.load(self.file))
@@ -108,7 +108,7 @@ class Peer:
         self.model = build_model(seed=5)  # theta comes from the server
         self.optimizer = adamw(self.model)
         self.worker = AsyncWorker(self.model, self.optimizer, settings, rank=rank)
-        known = {"run": "a", "token": token, "patience_s": 10.0}
+        known = {"run": "a.b", "token": token, "patience_s": 10.0}
         self.client = AsyncStoreWorker(self.worker, store or ObjectStore(run.store), **known)
         self.taken, self.saved = 0, None
 
@@ -154,7 +154,7 @@ def test_a_notebook_whose_thread_runs_an_event_loop_can_serve_work_and_look(tmp_
     serving = beside(lambda: asyncio.run(cell(lambda: run.serve(server))))
     asyncio.run(cell(Peer(run).work))
     serving.join()
-    known = {"run": "a", "token": TOKEN}
+    known = {"run": "a.b", "token": TOKEN}
     found = asyncio.run(cell(lambda: read_status(ObjectStore(run.store), **known)))
     assert found.is_finished
     assert server.digest() == simulated(run.settings).digest()
@@ -176,7 +176,7 @@ def test_one_worker_over_a_store_has_the_bits_of_a_simulation(tmp_path, slots) -
     assert store.requests.puts == planned.puts(30) + 1
     assert store.requests.gets == planned.gets(30) + 2
     assert (store.requests.puts, store.requests.gets) == (6, 1 + 6 + 5)
-    status = read_status(ObjectStore(run.store), run="a", token=TOKEN)
+    status = read_status(ObjectStore(run.store), run="a.b", token=TOKEN)
     assert (status.is_finished, status.stats) == (True, server.stats)
     live = dict(server.model.named_parameters())
     assert all(torch.equal(live[name], value) for name, value in server.anchor().items())
@@ -196,7 +196,9 @@ def test_messages_that_are_large_for_the_store_are_deleted_like_others(
     Peer(run).work()
     serving.join()
     assert server.digest() == simulated(run.settings).digest()
-    kinds = [key.split("/")[1].partition(".")[0] for key in run.names() if "." in key]
+    kinds = [
+        key.split("/")[1].partition(".")[0] for key in run.names() if "." in key.rpartition("/")[2]
+    ]
     assert kinds == ["about", "arrival"]  # of the last request
     assert not [line for line in run.told if "no request" in line]
 
@@ -349,7 +351,7 @@ def test_an_object_that_is_not_of_the_run_is_refused_unread(tmp_path) -> None:
     run = Run(tmp_path)
     server = run.server()
     for name, nbytes in (("00000/0123456789abcdef-00000001", 10**6), ("00001/x", 3), ("x", 3)):
-        obstore.put(run.store, f"a/arrival/{name}", bytes(nbytes))
+        obstore.put(run.store, f"a.b/arrival/{name}", bytes(nbytes))
     with served(run, server):
         pass
     assert server.stats.refused == {"DAMAGED": 1}
@@ -402,7 +404,9 @@ def test_a_worker_whose_server_is_silent_ends_in_time(tmp_path) -> None:
     run = Run(tmp_path)
     peer = Peer(run)
     peer.client._objects.patience_s = 0.3
-    with pytest.raises(tw.ExchangeTimeout, match=r"the server of run 'a' .* was silent for 0.3 s"):
+    with pytest.raises(
+        tw.ExchangeTimeout, match=r"the server of run 'a.b' .* was silent for 0.3 s"
+    ):
         peer.work()
 
 

@@ -44,7 +44,7 @@ _TRIES = 3  # of what was damaged
 # Before a pseudo-gradient: the worker's inner steps a second, 0 if unknown, its mean loss, and the
 # seconds that it has waited.
 _HEAD = struct.Struct("<ddd")
-_REQUEST = re.compile(r".*/arrival/(\d{5})/([0-9a-f]{16})-(\d{8})")
+_REQUEST = re.compile(r".*/arrival/(\d{5})/([0-9a-f]{16})-(\d{8})(\.[0-9a-f]{16})?")
 # A damaged message is sent again; one that is not finite ends its worker.
 _WITHOUT_WORK = (RejectReason.DAMAGED, RejectReason.NOT_FINITE)
 
@@ -242,15 +242,14 @@ class AsyncStoreServer:
         replaced = msgspec.json.encode(_Answer(is_replaced=True))
         listed = await objects.store.sizes(f"{objects.run}/arrival/", objects.until_s())
         for key, nbytes in listed.items():
-            request = key.partition(".")[0]
-            found = _REQUEST.fullmatch(request)
+            found = _REQUEST.fullmatch(key)
             if found is None or (worker := int(found[1])) >= server.workers:
                 self._log(f"{key} is no request of a worker of this run")
                 unwanted.append(key)
                 continue
             state, is_new = workers.setdefault(worker, WorkerState()), int(found[3]) == 1
-            if key != request:  # a large one lies beside its name
-                unwanted += [key] if request == state.answered else []
+            if found[4]:  # a large one lies beside its name
+                unwanted += [key] if key.removesuffix(found[4]) == state.answered else []
             elif key == state.answered:
                 answers[key] = state.answer  # its worker was restarted
             elif state.request and not is_new and f"/{found[2]}-" not in state.request:
