@@ -17,7 +17,8 @@ import msgspec
 
 from thinwire.membership import Phase, Progress
 
-_PHASES = JOIN, ROUND, LAST = [phase.value for phase in (Phase.JOIN, Phase.ROUND, Phase.LAST)]
+JOIN, LAST = Phase.JOIN.value, Phase.LAST.value
+_PHASES = (JOIN, Phase.ROUND.value, LAST)
 T = TypeVar("T")
 
 
