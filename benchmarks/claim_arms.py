@@ -3,6 +3,7 @@
 Labels say what differs from the family at the setting's K and H.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -197,16 +198,25 @@ def _streams(setting: Setting) -> Iterator[Method]:
 
 
 def _gossip(setting: Setting) -> dict[str, TrainConfig]:
-    """NoLoCo with K and 2 K workers in as many rounds as DiLoCo, and in at most as many bytes.
+    """NoLoCo with K and 2 K workers in as many rounds as DiLoCo, and in at most as many bytes."""
+    found = dict[str, TrainConfig]()
+    for workers in (setting.workers, 2 * setting.workers):
+        team = "noloco" if workers == setting.workers else f"noloco K={workers}"
+        for every in (setting.sync_every, gossip_interval(setting, workers)):
+            arm = team if every == setting.sync_every else f"{team} H={every}"
+            method = renamed(setting, "noloco", arm, sync_every=every)
+            found[arm] = setting.config(method, workers)
+    return found
 
-    A worker receives one payload a round. An all-reduce of K workers needs 2 (K - 1) / K of them,
-    1.5 with four and 1.75 with eight, for which NoLoCo can have rounds of 6 steps in place of 10.
+
+def gossip_interval(setting: Setting, workers: int) -> int:
+    """H with which NoLoCo receives at most what DiLoCo does with the setting's.
+
+    A worker receives one payload a round. An all-reduce of K workers needs 2 (K - 1) / K of them:
+    1.5 with four, for which NoLoCo can have rounds of 7 steps in place of 10, and 1.75 with eight.
+
+    >>> from claim_settings import SMALL
+    >>> [gossip_interval(SMALL, workers) for workers in (4, 8)]
+    [7, 6]
     """
-    twice, every = 2 * setting.workers, round(0.6 * setting.sync_every)
-    more, often = f"noloco K={twice}", f"noloco H={every}"
-    both = f"{more} H={every}"
-    return {
-        often: setting.config(renamed(setting, "noloco", often, sync_every=every)),
-        more: setting.config(renamed(setting, "noloco", more), twice),
-        both: setting.config(renamed(setting, "noloco", both, sync_every=every), twice),
-    }
+    return math.ceil(setting.sync_every * workers / (2 * (workers - 1)))

@@ -15,7 +15,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from claim_arms import ALONE, DENSITIES, FRONT, SPARSE, UNTUNED, arms, borrowed, kind
+from claim_arms import (
+    ALONE,
+    DENSITIES,
+    FRONT,
+    SPARSE,
+    UNTUNED,
+    arms,
+    borrowed,
+    gossip_interval,
+    kind,
+)
 from claim_settings import Setting
 from claim_statistics import Losses, holm, own_deviation, pooled, quantile, two_sided
 from thinwire.method import Method
@@ -310,14 +320,15 @@ def _streams(setting: Setting) -> Iterator[Claim]:
 
 
 def _gossip(setting: Setting) -> Iterator[Claim]:
-    group, every = "NoLoCo", round(0.6 * setting.sync_every)
+    group = "NoLoCo"
     for workers in (setting.workers, 2 * setting.workers):
         team = "" if workers == setting.workers else f" K={workers}"
         at, dense = f"K={workers}", f"diloco{team}"
         text = f"NoLoCo is below DiLoCo in as many rounds, {at}"
         yield _below(group, text, NOLOCO, f"noloco{team}", dense)
         text = f"NoLoCo is below DiLoCo in as many bytes received, K={workers}"
-        yield _below(group, text, NOLOCO, f"noloco{team} H={every}", dense)
+        often = f"noloco{team} H={gossip_interval(setting, workers)}"
+        yield _below(group, text, NOLOCO, often, dense)
 
 
 def _demo() -> Iterator[Claim]:

@@ -10,7 +10,7 @@ deviation that is off by two to either side.
 
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 Losses = Mapping[int, float]
@@ -26,18 +26,21 @@ class Deviation(NamedTuple):
     degrees: int
 
 
-def residuals(arms: Mapping[str, Losses]) -> dict[str, list[float]]:
+def residuals(
+    arms: Mapping[str, Losses], middle: Callable[[list[float]], float] = statistics.fmean
+) -> dict[str, list[float]]:
     """x_as - mean_a - mean_s + mean, over the seeds that all arms have.
+
+    `middle` of the arms is what a seed makes of a loss; with the median, no single arm moves it.
 
     >>> residuals({"a": {0: 1.0, 1: 3.0}, "b": {0: 2.0, 1: 2.0}})
     {'a': [-0.5, 0.5], 'b': [0.5, -0.5]}
     """
     seeds = sorted(set[int].intersection(*(set(losses) for losses in arms.values())))
     of_arm = {arm: statistics.fmean(its[s] for s in seeds) for arm, its in arms.items()}
-    of_seed = [statistics.fmean(its[s] for its in arms.values()) for s in seeds]
-    mean = statistics.fmean(of_seed)
+    of_seed = [middle([its[s] - of_arm[arm] for arm, its in arms.items()]) for s in seeds]
     return {
-        arm: [its[s] - of_arm[arm] - each + mean for s, each in zip(seeds, of_seed, strict=True)]
+        arm: [its[s] - of_arm[arm] - each for s, each in zip(seeds, of_seed, strict=True)]
         for arm, its in arms.items()
     }
 
@@ -47,7 +50,8 @@ def pooled(arms: Mapping[str, Losses]) -> tuple[Deviation, Collection[str]]:
 
     sd^2 = sum_as residual_as^2 / ((A - 1) (n - 1))
     """
-    own = {arm: math.hypot(*each) for arm, each in residuals(arms).items()}
+    # Unsteady arms move the mean of a seed, and with it the residuals of all others.
+    own = {a: math.hypot(*each) for a, each in residuals(arms, statistics.median).items()}
     usual = statistics.median(own.values())
     steady = {arm: arms[arm] for arm, each in own.items() if each <= UNSTEADY * usual}
     left = residuals(steady)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import claim_tuning
 import claims
 import wire_claims
 from claim_arms import arms, kind
-from claim_list import NOT_RUN, OPPOSITE, REPRODUCED, UNDECIDED, Claim, judge, verdicts
+from claim_list import NOT_RUN, OPPOSITE, OURS, REPRODUCED, UNDECIDED, Claim, judge, verdicts
 from claim_list import claims as claims_of
 from claim_page import page
 from claim_settings import SETTINGS, SMALL, tuned
@@ -92,6 +93,9 @@ def test_a_deviation_is_pooled_but_not_with_an_unsteady_arm() -> None:
     assert judged(first) == [UNDECIDED]
     found = judged(first, *others, (-0.5, 0.3, -0.4))
     assert found == [REPRODUCED, *[UNDECIDED] * 4]
+    # Nor with one that another hides, whose seeds it shares.
+    found = judged(first, *others, (0.0, 3.0, 0.0), (0.0, 0.2, 0.0))
+    assert found == [REPRODUCED, *[UNDECIDED] * 5]
 
 
 def test_rows_that_are_missing_stale_of_another_corpus_or_borrowed_decide_nothing() -> None:
@@ -109,7 +113,7 @@ def test_rows_that_are_missing_stale_of_another_corpus_or_borrowed_decide_nothin
         ({"val_loss_by_seed": {"0": 1.0}}, "one seed"),
     ):
         assert reason in why("noloco", rows | {"noloco": rows["noloco"] | changed})
-    assert "another K or H" in why("diloco K=16", rows)
+    assert "another K or H" in why("muloco 1 bit K=16", rows)
     own = SMALL.__class__(
         **vars(TUNED) | {"chosen": TUNED.chosen | {"muloco K=1": {"inner_lr": 1.5e-2}}}
     )
@@ -206,6 +210,17 @@ def test_the_committed_table_has_today_s_arms_claims_and_verdicts() -> None:
     )
     assert one == other
     assert (ROOT / "docs/claims-small.md").read_text() == page(TUNED, COMMITTED)
+
+
+def test_the_readme_counts_today_s_verdicts_of_papers() -> None:
+    found = Counter(c["verdict"] for c in COMMITTED["claims"] if c["source"] != OURS)
+    good, undecided, opposite = (found[each] for each in (REPRODUCED, UNDECIDED, OPPOSITE))
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert (
+        f"Of {found.total()} claims of papers, {good} are [reproduced](docs/claims-small.md) at "
+        f"this size, {undecided} are not, and for {opposite} the opposite holds." in text
+    )
+    assert NOT_RUN not in found
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/index.md", "docs/evidence.md"])
