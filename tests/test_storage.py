@@ -13,7 +13,7 @@ from thinwire.storage import (
     Ledger,
     StatePlacement,
     StoredTensor,
-    _is_shared,
+    _use_count,
     choose_storage,
     lies_on_gpu,
 )
@@ -122,11 +122,11 @@ def test_no_more_is_kept_than_was_in_use_at_once() -> None:
 def test_among_many_buffers_a_few_are_looked_at(monkeypatch) -> None:
     pool, looks = BufferPool(), [0]
 
-    def looked(buffer: torch.Tensor) -> bool:
+    def looked(buffer: torch.Tensor) -> int:
         looks[0] += 1
-        return _is_shared(buffer)
+        return _use_count(buffer)
 
-    monkeypatch.setattr("thinwire.storage._is_shared", looked)
+    monkeypatch.setattr("thinwire.storage._use_count", looked)
     for _ in range(2):  # rounds, after each of which all is free
         held = [pool.take(5000, CPU) for _ in range(1000)]
         assert len({message.data_ptr() for message in held}) == len(pool._buffers) == 1000
