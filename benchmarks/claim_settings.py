@@ -32,7 +32,7 @@ FAMILIES = (
     "demo",
 )
 SEEDS, MORE_SEEDS = (0, 1, 2), (3, 4, 5)
-"""Of all arms, and of those in whose claims these decide nothing."""
+"""Of all arms, and besides of those of which three leave much open."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -279,7 +279,7 @@ class OuterLoop:
             self.begin(last=True)
             self.finish()
             if self._plan is not None and self._plan.phase is Phase.ROUND:
-                _LOG.warning("the run goes on from an earlier inner step: %d", self.inner_step)
+                _LOG.warning("back at inner step %d of the run: train on from it", self.inner_step)
                 return False
             if self._state.fully_synced() and self._membership.may_end():
                 return True
