@@ -24,7 +24,8 @@ class Prices:
     """Prices of workers, their traffic and an object store, in one currency.
 
     Not counted: requests for messages that have not arrived (at most one a second for each worker
-    that waits), deleting, which is free, storing a few rounds, and snapshots of elastic workers.
+    that waits), the parts of messages above 5 GB (15 puts a GB, less than a hundredth of a cent),
+    deleting, which is free, storing a few rounds, and snapshots of elastic workers.
 
     Args:
         currency: a code such as USD.
