@@ -7,7 +7,7 @@ taken to be as long for all methods, and gradients travel as the runs have them,
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from claim_settings import Setting
+from claim_settings import FAMILIES, Setting
 from thinwire.plan.compute import Compute
 from thinwire.plan.link import Link
 from thinwire.plan.models import resolve
@@ -20,32 +20,30 @@ Curve = Sequence[tuple[int, float]]
 
 
 def clock(
-    setting: Setting,
-    configs: Mapping[str, TrainConfig],
-    curves: Mapping[str, Curve],
-    kept: Mapping[str, Any] | None = None,
+    setting: Setting, configs: Mapping[str, TrainConfig], curves: Mapping[str, Curve]
 ) -> dict[str, Any]:
-    """Seconds of every arm over every link: of the whole run, and to DiLoCo's final loss.
+    """Seconds of every family over every link: of the whole run, and to DiLoCo's final loss.
 
     Args:
         setting: has the links.
         configs: of the arms.
         curves: of each arm, validation loss after so many steps, in the mean of its seeds.
-        kept: what was found before, of arms that have no curve now.
     """
-    target = curves["diloco"][-1][1] if kept is None else kept["target_val_loss"]
+    target = curves["diloco"][-1][1]
+    links = {
+        name: Link.of(rate, latency_s=LATENCY_S) for name, rate in setting.links_bits_per_s.items()
+    }
     return {
         "step_s": setting.step_s,
         "latency_s": LATENCY_S,
         "target_val_loss": target,
         "links": {
             name: {
-                arm: _over(Link.of(rate, latency_s=LATENCY_S), setting, config, curves[arm], target)
-                if kept is None or arm in curves
-                else kept["links"][name][arm]
-                for arm, config in configs.items()
+                arm: _over(link, setting, configs[arm], curves[arm], target)
+                for arm in FAMILIES
+                if arm in curves
             }
-            for name, rate in setting.links_bits_per_s.items()
+            for name, link in links.items()
         },
     }
 

@@ -158,8 +158,13 @@ def tuning_file(setting: Setting) -> Path:
     return Path(__file__).parent / "results" / f"claims-{setting.name}-tuning.json"
 
 
+def searched(setting: Setting) -> dict[str, Any]:
+    """What searches found so far, by arm."""
+    file = tuning_file(setting)
+    return json.loads(file.read_text())["rows"] if file.is_file() else {}
+
+
 def tuned(setting: Setting) -> Setting:
     """`setting` with what searches chose for families, and for arms of another K or H."""
-    file = tuning_file(setting)
-    rows = json.loads(file.read_text())["rows"] if file.is_file() else {}
-    return dataclasses.replace(setting, chosen={arm: row["chosen"] for arm, row in rows.items()})
+    chosen = {arm: row["chosen"] for arm, row in searched(setting).items()}
+    return dataclasses.replace(setting, chosen=chosen)

@@ -30,8 +30,17 @@ from claim_arms import arms, borrowed
 from claim_clock import clock
 from claim_list import BASELINES, fingerprint, verdicts
 from claim_page import page
-from claim_settings import FAMILIES, MORE_SEEDS, SEEDS, SETTINGS, Setting, tuned, tuning_file
-from claim_tuning import WHAT, search_all
+from claim_settings import (
+    FAMILIES,
+    MORE_SEEDS,
+    SEEDS,
+    SETTINGS,
+    Setting,
+    searched,
+    tuned,
+    tuning_file,
+)
+from claim_tuning import WHAT, is_done, search_all
 from moved_bytes import moved
 from setting import kind_of_machine
 from setting import setting as machine
@@ -77,12 +86,6 @@ def main(command: Command) -> None:
             because=f"the committed table is of seeds {SEEDS}, and of {MORE_SEEDS} for some arms",
             do="leave out --write or --seeds, or name arms for these",
         )
-    if {*BASES} & {*command.arms}:
-        raise ConfigurationError(
-            f"run {', '.join(sorted({*BASES} & {*command.arms}))} apart from the other arms",
-            because="all rows are compared with it",
-            do="leave out --arms, which runs all of them",
-        )
     if command.minutes is not None:
         signal.signal(signal.SIGALRM, _time_is_up)
         signal.setitimer(signal.ITIMER_REAL, 60 * command.minutes)
@@ -127,19 +130,19 @@ def _search_missing(setting: Setting, out: Path, only: tuple[str, ...]) -> None:
     """Search what the committed file lacks: for families, then for arms of another K or H."""
     file = tuning_file(setting)
     for is_family in (True, False):
-        own = tuned(setting)
+        own, known = tuned(setting), searched(setting)
         missing = {
             arm: config
             for arm, config in arms(own).items()
-            if arm not in own.chosen
+            if not is_done(known.get(arm))
             and (arm in FAMILIES) == is_family
-            and (is_family or borrowed(own, arm, config))
+            and (is_family or arm in known or borrowed(own, arm, config))
             and (not only or arm in only)
         }
-        for arm, row in search_all(missing, out, setting.jobs, steps=setting.searched_steps):
-            kept = json.loads(file.read_text()) if file.is_file() else {"rows": {}}
+        steps = setting.searched_steps
+        for arm, row in search_all(missing, out, setting.jobs, known=known, steps=steps):
             # At once or not at all: time may be up while it is written.
-            write_json(file, {"what": WHAT, "rows": kept["rows"] | {arm: row}})
+            write_json(file, {"what": WHAT, "rows": searched(setting) | {arm: row}})
             print(f"{arm}: {row['chosen']}, {row['why']}", flush=True)
 
 
@@ -190,7 +193,6 @@ def result(
         arm: {int(seed): loss for seed, loss in row["val_loss_by_seed"].items()}
         for arm, row in rows.items()
     }
-    curves = {text: _curve(variant) for text, variant in variants.items()}
     margin, judged = verdicts(setting, rows)
     return {
         "what": f"validation loss in nats per byte, {setting.what}",
@@ -199,7 +201,9 @@ def result(
         "rows": {arm: row | _against(losses[arm], losses) for arm, row in rows.items()},
         "margin_nats": margin,
         "claims": judged,
-        "clock": clock(setting, configs, curves, kept.get("clock")),
+        "clock": clock(
+            setting, configs, {a: row["curve"] for a, row in rows.items() if "curve" in row}
+        ),
     }
 
 
@@ -210,6 +214,7 @@ def _row(variant: Variant, config: TrainConfig) -> dict[str, Any]:
     size = {"parameters": run.summary.parameters, "steps": config.steps}
     return {
         "val_loss_by_seed": {str(seed): loss for seed, loss in variant.losses.items()},
+        "curve": _curve(variant),
         **moved(sent, received, workers=config.workers, **size),
         "method": fingerprint(config.method),
         "corpus": run.corpus,
@@ -225,10 +230,9 @@ def with_other_seeds(row: dict[str, Any], known: Mapping[str, Any] | None) -> di
     if losses == row["val_loss_by_seed"]:
         return row
     machines = sorted({row["machine"], known["machine"]})
-    return row | {
-        "val_loss_by_seed": dict(sorted(losses.items())),
-        "machine": "; ".join(machines),
-    }
+    both = {"val_loss_by_seed": dict(sorted(losses.items())), "machine": "; ".join(machines)}
+    # Of the first seeds, as those of the arms that it is compared with.
+    return row | both | {name: known[name] for name in ("curve",) if name in known}
 
 
 def _against(own: Mapping[int, float], losses: Mapping[str, Mapping[int, float]]) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def search_missing(out: Path, only: list[str]) -> None:
         for name, config in front().items()
         if name not in chosen() and (not only or name in only)
     }
-    for name, row in search_all(missing, out / "tuning", jobs=2):
+    for name, row in search_all(missing, out / "tuning", jobs=2, known={}):
         rows = chosen() | {name: row}
         what = f"as in claims-small-tuning.json, {STEPS} steps"
         rows = {arm: rows[arm] for arm in FRONT if arm in rows}

@@ -137,9 +137,44 @@ def test_a_search_ends_where_every_step_is_worse_and_says_if_it_did_not(monkeypa
     assert (found["chosen"], found["at_the_edge_of"]) == (best, [])
     tried = [settings for settings, seed in ran if seed == 10]
     assert all(each in tried for _, each in claim_tuning.steps(best))
-    assert len(tried) == len(found["candidates"]) == len(ran) - 2 <= claim_tuning.MOST
+    assert len(tried) == len(found["candidates"]) == len(ran) - 8 <= claim_tuning.MOST
     best["inner_lr"] = 1.0  # too far away
     assert claim_tuning.search(config, Path())["at_the_edge_of"] == list(best)
+
+
+def test_a_search_goes_on_from_its_row_and_takes_what_is_steady(monkeypatch) -> None:
+    ran = list[tuple[float, int]]()
+
+    def loss(config, settings, seed, out) -> float:
+        del config, out
+        ran.append((settings["inner_lr"], seed))
+        return (
+            9.0 if seed == 12 and settings["inner_lr"] == 0.004 else 2 + 10 * settings["inner_lr"]
+        )
+
+    monkeypatch.setattr(claim_tuning, "_loss", loss)
+    config = arms(TUNED)["ddp"]
+    before = {0.008: (2.1, 2.1), 0.004: (2.0, 2.0), 0.002: (2.3,)}
+    candidates = [
+        {
+            "settings": {"inner_lr": lr},
+            "runs": {s: {"val_loss": v} for s, v in zip(("10", "11"), its, strict=False)},
+        }
+        for lr, its in before.items()
+    ]
+    known = {"chosen": {"inner_lr": 0.004}, "candidates": candidates, "at_the_edge_of": []}
+    earlier = {"settings": {"inner_lr": 0.001}, "runs": {"0": {"val_loss": 0.0}}}
+    known["candidates"] = [earlier, *candidates]
+    assert not claim_tuning.is_done(None)
+    assert not claim_tuning.is_done(known)
+    found = claim_tuning.search(config, Path(), known)
+    # All seeds of the best four, and what lies around the one that they choose.
+    assert ran[:4] == [(0.004, 12), (0.008, 12), (0.002, 11), (0.002, 12)]
+    assert ran[4:] == [(0.016, seed) for seed in claim_tuning.SEEDS]
+    assert found["chosen"] == {"inner_lr": 0.008}
+    assert claim_tuning.is_done(found)
+    assert claim_tuning.search(config, Path(), found) == found
+    assert len(ran) == 7
 
 
 def test_what_repeats_the_committed_runs_searches_nothing(monkeypatch, tmp_path) -> None:
