@@ -6,6 +6,7 @@ from typing import Any
 
 from claim_list import BASELINES, NOT_RUN, OPPOSITE, OURS, REPRODUCED, UNDECIDED
 from claim_settings import Setting, searched
+from claim_tuning import lowest
 from moved_bytes import megabytes
 from thinwire.plan.units import times_text
 
@@ -17,12 +18,9 @@ NOTES = {
     ),
     "NoLoCo": (
         "Anchors differ between workers; losses are those of their mean. *As many bytes*: in a",
-        "round, a worker of NoLoCo receives one payload, and in an all-reduce 1.5. NoLoCo then has",
-        "rounds of 6 steps, and DiLoCo of 10. Both send fp32.",
-    ),
-    "DeMo": (
-        "By seeds and documents that are not reported, an inner rate of .004 is .03 better than",
-        "the .002 that these runs have. With .004 they end at 2.099 ± 0.032; why is not known.",
+        "round, a worker of NoLoCo receives one payload, and in an all-reduce 1.5 with four",
+        "workers and 1.75 with eight. NoLoCo then has rounds of 7 and of 6 steps, and DiLoCo of",
+        "10. Both send fp32.",
     ),
 }
 """What must be known before a group's verdicts are read; by the group's name."""
@@ -174,21 +172,24 @@ def _rates(setting: Setting) -> Iterator[str]:
     yield "at a time goes a step up or down while the loss falls, until every step from the best"
     yield f"was tried and is worse ([all candidates](../{file}))."
     yield "The first seed is 10. The best four also run with 11 and 12, and all that is a step from"
-    yield "the one that they choose is tried, too; where *seeds* has two, the best two ran with 11."
-    yield "The loss is that of documents of the training side that the search holds out: neither"
-    yield "these seeds nor these documents are among those reported. Not so for sparseloco, noloco,"
-    yield "demo and the arms *over workers*: theirs is an earlier search, of four candidates by"
-    yield "reported losses."
+    yield "the one that they choose is tried, too. The loss is that of documents of the training"
+    yield "side that the search holds out: neither these seeds nor these documents are reported."
+    yield "Not all arms are there yet: *seeds* are those by which the rates were chosen, and 0 and"
+    yield "1 are of an earlier search, of four candidates by reported losses, as are the inner"
+    yield "rates of arms *over workers*."
     yield ""
     names = ("inner_lr", "outer_lr", "outer_momentum", "feedback_decay")
-    yield (
-        "| arm | inner lr | outer lr | outer momentum | decay of feedback, 0: none | candidates | "
-        "seeds |"
-    )
-    yield "|---|---|---|---|---|---|---|"
-    for arm, row in searched(setting).items():
-        chosen, tried = row["chosen"], row["candidates"]
+    yield "| arm | inner lr | outer lr | outer momentum | decay of feedback, 0: none | seeds |"
+    yield "|---|---|---|---|---|---|"
+    rows = searched(setting)
+    for arm, row in rows.items():
+        chosen = row["chosen"]
         cells = [f"{chosen[name]:g}" if name in chosen else "" for name in names]
-        cells += [str(len(tried)), str(max(len(each["runs"]) for each in tried))]
-        yield f"| {arm} | " + " | ".join(cells) + " |"
+        by = next(each["runs"] for each in row["candidates"] if each["settings"] == chosen)
+        yield f"| {arm} | {' | '.join(cells)} | {', '.join(by)} |"
+    yield ""
+    for arm, row in rows.items():
+        if (found := lowest(row)) not in (None, row["chosen"]):
+            rates = ", ".join(f"{name} {value:g}" for name, value in found.items())
+            yield f"* **{arm}** has other rates than the search prefers so far: {rates}."
     yield ""

@@ -11,6 +11,7 @@ seeds nor the documents that it validates on are those of the reported runs.
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
@@ -139,12 +140,12 @@ def search(
             break
         for other in around:
             loss(other, first)
+    is_settled = is_settled and not around
     return {
         "chosen": dict(chosen),
         "why": f"the lowest mean over seeds {', '.join(map(str, SEEDS))} of the best "
-        f"{len(finalists)} of {len(tried)}"
-        + ("" if is_settled and not around else f"; not settled after {MOST}"),
-        "at_the_edge_of": [] if is_settled and not around else list(best),
+        f"{len(finalists)} of {len(tried)}" + ("" if is_settled else f"; not settled after {MOST}"),
+        "at_the_edge_of": [] if is_settled else list(best),
         "candidates": [
             {"settings": dict(each), "runs": {str(s): {"val_loss": v} for s, v in runs.items()}}
             for each, runs in tried.items()
@@ -152,9 +153,19 @@ def search(
     }
 
 
+def lowest(row: Mapping[str, Any]) -> Settings | None:
+    """What has the lowest mean of all that ran with all seeds; None if nothing did."""
+    means = [
+        (statistics.fmean(run["val_loss"] for run in each["runs"].values()), each["settings"])
+        for each in row["candidates"]
+        if {*map(str, SEEDS)} == each["runs"].keys()
+    ]
+    return min(means, key=lambda each: each[0], default=(0.0, None))[1]
+
+
 def is_done(row: Mapping[str, Any] | None) -> bool:
-    """Whether a row of the committed file is of a search by this rule."""
-    if row is None:
+    """Whether a row of the committed file is of a search by this rule, and chose by it."""
+    if row is None or lowest(row) != row["chosen"]:
         return False
     tried = [each["settings"] for each in row["candidates"]]
     runs = [len(each["runs"]) for each in row["candidates"]]

@@ -231,8 +231,8 @@ def with_other_seeds(row: dict[str, Any], known: Mapping[str, Any] | None) -> di
         return row
     machines = sorted({row["machine"], known["machine"]})
     both = {"val_loss_by_seed": dict(sorted(losses.items())), "machine": "; ".join(machines)}
-    # Of the first seeds, as those of the arms that it is compared with.
-    return row | both | {name: known[name] for name in ("curve",) if name in known}
+    # The curve is that of the first seeds, as those of the arms that it is compared with.
+    return row | known | both
 
 
 def _against(own: Mapping[int, float], losses: Mapping[str, Mapping[int, float]]) -> dict[str, Any]:

@@ -173,6 +173,7 @@ def test_a_search_goes_on_from_its_row_and_takes_what_is_steady(monkeypatch) -> 
     assert ran[4:] == [(0.016, seed) for seed in claim_tuning.SEEDS]
     assert found["chosen"] == {"inner_lr": 0.008}
     assert claim_tuning.is_done(found)
+    assert not claim_tuning.is_done(found | {"chosen": {"inner_lr": 0.004}})
     assert claim_tuning.search(config, Path(), found) == found
     assert len(ran) == 7
 
