@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from claim_settings import SETTINGS, SMALL, tuned
 from claim_statistics import quantile, two_sided
 from claims import reproduced, with_other_seeds
 from thinwire.experiments.grid import folder_name
+from thinwire.runs.statistics import Estimate
 from thinwire.train.data.corpora import resolve
 
 ROOT = Path(__file__).parents[2]
@@ -270,3 +272,47 @@ def test_tables_of_bytes_are_those_of_the_committed_runs(name: str) -> None:
     lines = table.partition("\n\n")[0].splitlines()[2:]
     assert len(lines) >= 5
     assert {line.split(" | ", 1)[1].removesuffix(" |") for line in lines} <= cells
+
+
+EVIDENCE = (ROOT / "docs/evidence.md").read_text()
+
+
+def section(title: str) -> str:
+    found = EVIDENCE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    assert found
+    return found
+
+
+def test_the_evidence_repeats_today_s_verdicts() -> None:
+    text = " ".join(section("The published claims").split())
+    found = Counter(claim["verdict"] for claim in COMMITTED["claims"])
+    assert f"Now {found[REPRODUCED]} are *reproduced*" in text
+    assert f"for {found[OPPOSITE]} the *opposite* holds" in text
+    effects = [claim["effect"] for claim in COMMITTED["claims"] if claim["effect"]]
+    intervals = {frozenset(f"{abs(e[end]):.3f}"[1:] for end in ("low", "high")) for e in effects}
+    told = re.findall(r"\([-+]?(\.\d+) to [-+]?(\.\d+)\)", text)
+    assert len(told) > 8
+    assert [pair for pair in told if frozenset(pair) not in intervals] == []
+    known = {f"{effect['p_holm']:.{digits}f}"[1:] for effect in effects for digits in (2, 3)}
+    assert {*re.findall(r"p = (\.\d+)", text)} <= known
+
+
+@pytest.mark.parametrize(
+    "title",
+    ["With more workers", "What the demo shows", "SparseLoCo, by senders", "What streaming costs"],
+)
+def test_losses_of_the_evidence_are_those_of_the_committed_table(title: str) -> None:
+    rows = COMMITTED["rows"].values()
+    estimates = [
+        Estimate(**value)
+        for row in rows
+        for name, value in row.items()
+        if name == "val_loss" or name.startswith("minus_")
+    ]
+    seeds = {f"{loss:.4f}" for row in rows for loss in row["val_loss_by_seed"].values()}
+    text = section(title).partition("**Longer runs.**")[0]  # other runs, of what a wire costs
+    known = {estimate.text(form) for estimate in estimates for form in (".3f", "+.3f")}
+    told = re.findall(r"[-+]?\d\.\d{3} ± \d\.\d{3}", text)
+    assert told
+    assert [each for each in told if each not in known] == []
+    assert [each for each in re.findall(r"\| (\d\.\d{4}) ", text) if each not in seeds] == []
