@@ -230,11 +230,15 @@ def test_a_worker_that_is_put_back_after_its_last_step_takes_it_again(store) -> 
         hold.may_go.set()
         until(lambda: names_in(store, "a-run/call/00000006/"))
 
-    def leaves() -> None:
+    async def cut(key: str) -> None:
+        raise ExchangeError(f"write {key}", because="the line was cut", do="try again")
+
+    def dies() -> None:
         until(lambda: first.events("healed"))
+        other.before("replace", lambda key: "/call/" in key, cut)  # it cannot say that it leaves
         stops()
 
-    other.before_step = {2 * H: comes, 4 * H: leaves}
+    other.before_step = {2 * H: comes, 4 * H: dies}
     other.start(5 * H).fails(Stopped)
     ended([first])
     assert first.loop.inner_step == 3 * H + 1
@@ -249,6 +253,17 @@ def test_no_worker_waits_for_one_that_has_left(store) -> None:
     running[1].fails(Stopped)
     assert len(set(ended([running[0], running[2]]))) == 1
     assert running[0].events("left")
+
+
+def test_the_last_outer_step_of_a_lone_worker_that_left_is_the_run_s(store) -> None:
+    first, second = workers(store, 2, min_workers=1, least_wait_s=0.5)
+    first.before_step[3 * H] = stops
+    first.start(LONG).fails(Stopped)
+    assert rolls(store)[-1]["position"]["version"] == 2
+    train([second], 5 * H)
+    assert min(second.digests) == first.version == 3
+    assert second.digests[3] == first.digests[3]
+    assert second.loop.inner_step == 5 * H
 
 
 def test_a_worker_of_another_run_is_refused_by_what_differs(store) -> None:

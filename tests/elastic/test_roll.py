@@ -154,6 +154,17 @@ def test_a_worker_that_lacks_or_was_left_behind_before_the_last_roll_is_lacking(
     assert concluded(before, call("a", 4, leaves=True), me="a") is None
 
 
+def test_the_outer_steps_of_a_worker_that_left_count_if_they_lead_there() -> None:
+    gone = call("b", 2, leaves=True)
+    for phase in ("join", "round"):
+        given = [call("a", 1, phase=phase), gone]
+        roll = written(first("a", "b", position=at(1)), *given, rounds=[logged(2, LARGEST + 1)])
+        assert (names(roll), roll.behind, roll.lacking) == ("a", ("a:1",), ())
+        assert (roll.phase, roll.position.version, roll.position.step) == (phase, 2, 20)
+        assert roll.next_state.writer == "a:1"
+    assert concluded(first("a", "b"), call("a", 0), gone, rounds=[logged(2)]) is None
+
+
 def test_with_fewer_than_min_workers_there_is_no_roll() -> None:
     calls = [call("a", 1), call("b", 1)]
     assert concluded(first("a", "b"), *calls, min_workers=3) is None

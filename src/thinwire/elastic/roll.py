@@ -98,7 +98,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         phase: "join", "round" or "last".
         position: outer step, inner step and digest of its state.
         lacks: it cannot reach the state of the last roll, and needs a snapshot.
-        leaves: it leaves the run.
+        leaves: it leaves the run; its outer steps count, if others get there by them.
         round_s: the usual length of a round; None before one was measured.
         settled: all inner steps are in the outer parameters: there is nothing to exchange.
         state: the newest snapshot that it knows of.
@@ -201,7 +201,7 @@ def next_roll(
 
     The state with the most outer steps is the run's; among equals, the one that most workers have.
     A worker that is behind may write the roll, too, if a report has the outer steps that lead
-    there: the workers that took them may be dead.
+    there: the workers that took them may be dead, or have left.
 
     Args:
         before: None before the first.
@@ -211,7 +211,7 @@ def next_roll(
         largest_log: bytes of messages since the newest snapshot, after which another one is due.
     """
     there = [call for call in calls if not call.leaves]
-    fit = _fit(before, [call for call in there if not call.lacks])
+    fit = _fit(before, [call for call in calls if not call.lacks])
     mine = next((call.position for call in fit if call.name == me), None)
     # Workers that wait for a snapshot count: without a roll there would never be one.
     if mine is None or len(there) < min_workers:
@@ -222,18 +222,19 @@ def next_roll(
     if not is_at(mine, at) and mine.version not in passed:
         return None
     members = [c for c in fit if is_at(c.position, at) or c.position.version in passed]
-    members.sort(key=lambda call: call.name)
+    members = sorted((c for c in members if not c.leaves), key=lambda call: call.name)
     lacking = tuple(sorted({call.name for call in there} - {call.name for call in members}))
     # Workers that end do not wait for others to begin.
     phase = max((call.phase for call in members), key=_PHASES.index)
     concerned = [call for call in members if call.phase == phase]
     step = max(call.position.step for call in concerned)
+    step = max(step, at.step) if best.leaves else step
     if phase == LAST and before is not None:
         is_done = all(call.settled for call in concerned)
         # A worker that cannot get to the end gets a snapshot first.
         if is_done and set(lacking) <= set(before.lacking):
             return last_roll(before, replace(at, step=step), known)
-    states = [call.state for call in there] + ([before.state] if before else [])
+    states = [call.state for call in calls] + ([before.state] if before else [])
     state = max(states, key=lambda s: (s.version, s.roll, s.writer))
     log_nbytes = _log_nbytes(before, state, known)
     if before is not None and len(known) < at.version - before.position.version:
@@ -349,7 +350,7 @@ def _next_state(roll: View, before: View | None, largest_log: int) -> NewestStat
     if not roll.lacking and roll.log_nbytes <= largest_log:
         return _NO_STATE
     behind = set(roll.behind)
-    able = [name for name in roll.names if name not in behind]
+    able = [name for name in roll.names if name not in behind] or roll.names
     return NewestState(
         version=roll.position.version, roll=roll.number, writer=able[roll.number % len(able)]
     )

@@ -566,12 +566,10 @@ class Session:
         """Leave the run; what was written stays."""
         if self._living is not None:
             self._living.cancel()
-        here = self._here
         try:
-            if not here.over and not self._has_ended and self._living is not None:
-                call = WorkerReport(
-                    name=self.name, phase=Phase.ROUND.value, position=here, leaves=True
-                )
+            if not self._here.over and not self._has_ended and self._living is not None:
+                # Its last outer step may be in no roll yet, and in nobody else's state.
+                call = msgspec.structs.replace(self._call(Phase.ROUND), leaves=True)
                 until_s = now_s() + self._timeouts.floor_s
                 await self._objects.put_call(self._next_number(), call, until_s)
         except ThinwireError as error:
