@@ -58,6 +58,11 @@ def with_muon(config: TrainConfig) -> TrainConfig:
     return dataclasses.replace(config, method=dataclasses.replace(config.method, inner=muon))
 
 
+def with_interval(config: TrainConfig, every: int) -> TrainConfig:
+    """`config` with another H, and what it has of a smaller one otherwise."""
+    return dataclasses.replace(config, method=dataclasses.replace(config.method, sync_every=every))
+
+
 def arms() -> dict[str, tuple[TrainConfig, tuple[int, ...]]]:
     return {
         "ddp, AdamW": (arm("ddp"), SEEDS),
@@ -66,7 +71,7 @@ def arms() -> dict[str, tuple[TrainConfig, tuple[int, ...]]]:
         "muloco": (arm("muloco"), SEEDS),
         "muloco, 2 bit": (arm("muloco:bits=2"), SEEDS),
         **{
-            f"muloco, 1 bit, H={every}": (arm(f"muloco:bits=1:sync_every={every}"), SEEDS)
+            f"muloco, 1 bit, H={every}": (with_interval(arm("muloco:bits=1"), every), SEEDS)
             for every in (20, 30, 64)
         },
         "streaming_diloco, E3M0": (arm("streaming_diloco:tau=2"), SEEDS),

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from claims import reproduced, with_other_seeds
 from thinwire.experiments.grid import folder_name
 from thinwire.runs.statistics import Estimate
 from thinwire.train.data.corpora import resolve
+from thinwire.train.recipes import laptop
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = json.loads((ROOT / "benchmarks/results/claims-small.json").read_text())
@@ -316,3 +318,14 @@ def test_losses_of_the_evidence_are_those_of_the_committed_table(title: str) -> 
     assert told
     assert [each for each in told if each not in known] == []
     assert [each for each in re.findall(r"\| (\d\.\d{4}) ", text) if each not in seeds] == []
+
+
+def test_the_laptop_recipe_has_what_few_rounds_of_one_bit_were_found_to_want() -> None:
+    own = wire_claims.arms()["muloco, 1 bit, H=64, own settings"][0].method
+    few, more = (laptop(f"muloco:bits=1:sync_every={every}").method for every in (64, 63))
+    assert replace(few, name=own.name) == own
+    assert (more.feedback, more.outer) == (
+        laptop("muloco:bits=1").method.feedback,
+        laptop("muloco").method.outer,
+    )
+    assert laptop("muloco:bits=2:sync_every=64").method.feedback == more.feedback

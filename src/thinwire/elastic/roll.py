@@ -227,8 +227,7 @@ def next_roll(
     # Workers that end do not wait for others to begin.
     phase = max((call.phase for call in members), key=_PHASES.index)
     concerned = [call for call in members if call.phase == phase]
-    step = max(call.position.step for call in concerned)
-    step = max(step, at.step) if best.leaves else step
+    step = max(at.step if best.leaves else 0, *(call.position.step for call in concerned))
     if phase == LAST and before is not None:
         is_done = all(call.settled for call in concerned)
         # A worker that cannot get to the end gets a snapshot first.

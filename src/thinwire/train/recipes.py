@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from thinwire import inner, outer, presets
+from thinwire.codecs import Quantise
 from thinwire.errors import ConfigurationError, unknown_name
-from thinwire.feedback import DecoupledMomentum
+from thinwire.feedback import DecoupledMomentum, NoFeedback
 from thinwire.method import Method
 from thinwire.train.config import Intervals, TrainConfig, WarmupCosine
 from thinwire.train.data import Data
@@ -22,10 +23,14 @@ def laptop(method: str) -> TrainConfig:
 
     Settings are those that a search found (docs/log.md), with as many learning rates for every
     method; those of noloco are the best of seven with one seed. Differs: the papers' outer momentum
-    of 0.9 needs hundreds of rounds, and here are 40.
+    of 0.9 needs hundreds of rounds, and here are 40. One bit in rounds of 64 or more steps has no
+    feedback and longer outer steps, as a search for it found (docs/evidence.md).
 
     >>> laptop("muloco").method.outer
     SGD(lr=0.8, momentum=0.6, nesterov=True)
+    >>> few_rounds = laptop("muloco:bits=1:sync_every=64").method
+    >>> few_rounds.outer, few_rounds.feedback
+    (SGD(lr=1.25, momentum=0.6, nesterov=True), NoFeedback())
     """
     return TrainConfig(
         method=_laptop_method(method),
@@ -59,7 +64,10 @@ def _laptop_method(method: str) -> Method:
         "sparseloco": with_adamw,
         "sparse_muloco": with_muon | {"inner": dataclasses.replace(muon, lr=2.5e-3)},
     }
-    return presets.from_text(method, **tuned.get(method.partition(":")[0], {}))
+    found = presets.from_text(method, **tuned.get(method.partition(":")[0], {}))
+    if found.name.startswith("muloco:") and found.codec == Quantise(bits=1) and found.sync_every >= 64:
+        return dataclasses.replace(found, outer=_nesterov(1.25, 0.6), feedback=NoFeedback())
+    return found
 
 
 def _nesterov(lr: float, momentum: float) -> outer.SGD:
