@@ -26,8 +26,8 @@ SPARSE = ("sparseloco", "sparse_muloco")
 FRONT = ("diloco", "muloco", "muloco 1 bit", *SPARSE)
 """What is run with more workers, too."""
 ALONE = "no exchange but a mean at the end"
-OVER_WORKERS = {"small": {"sparseloco": 8e-3, "sparse_muloco": 2e-2}}
-"""Inner rates of the sparse families if sums are divided by K: found by an earlier search."""
+OVER_WORKERS = {family: f"{family}, over workers" for family in SPARSE}
+"""The sparse families with sums divided by K, which want rates of their own."""
 
 
 def arms(setting: Setting) -> dict[str, TrainConfig]:
@@ -122,10 +122,7 @@ def _sparse(setting: Setting) -> Iterator[Method]:
                 yield renamed(setting, family, name, codec=replace(codec, k=k))
         values = replace(codec, values=other_values[family])
         yield renamed(setting, family, f"{family}, {bits[family]}-bit values", codec=values)
-        lr = OVER_WORKERS.get(setting.name, {}).get(family)
-        inner = method.inner if lr is None else replace(method.inner, lr=lr)
-        slots = {"inner": inner, "aggregate": tw.MeanOverWorkers()}
-        yield renamed(setting, family, f"{family}, over workers", **slots)
+        yield renamed(setting, family, OVER_WORKERS[family], aggregate=tw.MeanOverWorkers())
     codec = setting.method("sparseloco").codec
     assert isinstance(codec, codecs.TopK)
     published = replace(codec, values=codecs.TensorLevels())

@@ -19,7 +19,7 @@ from claim_arms import (
     ALONE,
     DENSITIES,
     FRONT,
-    SPARSE,
+    OVER_WORKERS,
     UNTUNED,
     arms,
     borrowed,
@@ -268,9 +268,9 @@ def _sparse(setting: Setting) -> Iterator[Claim]:
     yield _below(group, text, SPARSELOCO, "sparseloco", UNTUNED)
     text = "Muon inside makes the sparse wire better than AdamW does"
     yield _below(group, text, OURS, "sparse_muloco", "sparseloco")
-    for family, inside in zip(SPARSE, ("AdamW", "Muon"), strict=True):
+    for (family, arm), inside in zip(OVER_WORKERS.items(), ("AdamW", "Muon"), strict=True):
         text = f"a mean over senders is below one over workers, {inside} inside"
-        yield _below(group, text, OURS, family, f"{family}, over workers")
+        yield _below(group, text, OURS, family, arm)
     for density in DENSITIES:
         if density != "1/32":
             text = f"density {density} is as good as 1/32, Muon inside"

@@ -7,7 +7,8 @@ python benchmarks/claims.py medium OUT             the main claims at 2.0M param
 Runs that are in OUT are kept and unfinished ones go on. All arms run with seed 0, then 1, then 2,
 and losses are compared with those in benchmarks/results/. If there are none, or with --write, those
 of all seeds are written there, and docs/claims-SETTING.md; then the rates of every family, and of
-every arm of another K or H, are first searched by one rule, unless benchmarks/results/ has them.
+every arm of another K or H or over workers, are first searched by one rule, unless
+benchmarks/results/ has them.
 After a change of some arms, --write --arms "ARM" "ARM" searches and runs these alone and keeps the
 rows of all others, and with --seeds 3 4 5 adds these seeds to theirs; --judge runs nothing, and
 writes what today's rules say of the committed rows.
@@ -26,7 +27,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from msgspec import to_builtins
 
-from claim_arms import arms, borrowed
+from claim_arms import OVER_WORKERS, arms, borrowed
 from claim_clock import clock
 from claim_list import BASELINES, fingerprint, verdicts
 from claim_page import page
@@ -127,16 +128,17 @@ def _runner(setting: Setting) -> Runner:
 
 
 def _search_missing(setting: Setting, out: Path, only: tuple[str, ...]) -> None:
-    """Search what the committed file lacks: for families, then for arms of another K or H."""
+    """Search what the committed file lacks: for families, then for arms with rates of their own."""
     file = tuning_file(setting)
     for is_family in (True, False):
         own, known = tuned(setting), searched(setting)
+        wanting = {*known, *OVER_WORKERS.values()}
         missing = {
             arm: config
             for arm, config in arms(own).items()
             if not is_done(known.get(arm))
             and (arm in FAMILIES) == is_family
-            and (is_family or arm in known or borrowed(own, arm, config))
+            and (is_family or arm in wanting or borrowed(own, arm, config))
             and (not only or arm in only)
         }
         steps = setting.searched_steps

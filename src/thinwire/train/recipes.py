@@ -65,7 +65,7 @@ def _laptop_method(method: str) -> Method:
         "sparse_muloco": with_muon | {"inner": dataclasses.replace(muon, lr=2.5e-3)},
     }
     found = presets.from_text(method, **tuned.get(method.partition(":")[0], {}))
-    if found.name.startswith("muloco:") and found.codec == Quantise(bits=1) and found.sync_every >= 64:
+    if method.startswith("muloco:") and found.codec == Quantise(bits=1) and found.sync_every >= 64:
         return dataclasses.replace(found, outer=_nesterov(1.25, 0.6), feedback=NoFeedback())
     return found
 
