@@ -1,5 +1,7 @@
 """Loss against bytes with 4, 8 and 16 workers, from results/claims-small.json: README's picture.
 
+Arms with more than four workers are drawn if a search found rates for them.
+
 python benchmarks/loss_and_bytes.py docs/pictures/loss-and-bytes.png
 """
 
@@ -11,6 +13,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from claim_settings import SMALL, searched
 from picture import COLOURS, write_picture
 
 RESULTS = Path(__file__).parent / "results" / "claims-small.json"
@@ -57,9 +60,9 @@ def main() -> None:
 
 
 def figure(rows: Mapping[str, Any]) -> Any:
-    drawn = go.Figure()
+    drawn, own_rates = go.Figure(), searched(SMALL)
     teams = {4: tuple(ARMS)} | {
-        workers: tuple(f"{arm} K={workers}" for arm in arms)
+        workers: tuple(f"{arm} K={workers}" for arm in arms if f"{arm} K={workers}" in own_rates)
         for workers, arms in LARGER_TEAMS.items()
     }
     for colour, (workers, names) in zip(COLOURS, teams.items(), strict=False):
