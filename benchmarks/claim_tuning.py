@@ -112,10 +112,12 @@ def search(
         a row of the committed file.
     """
     first, tried = SEEDS[0], dict[tuple[tuple[str, float], ...], dict[int, float]]()
+    begin = settings_of(config)
     for each in known["candidates"] if known else ():
         runs = {int(seed): run["val_loss"] for seed, run in each["runs"].items()}
         if first in runs:  # else it is of an earlier search, by reported losses
-            tried[tuple(each["settings"].items())] = runs
+            # A file has settings in another order.
+            tried[tuple((name, each["settings"][name]) for name in begin)] = runs
 
     def loss(settings: Settings, seed: int) -> float:
         runs = tried.setdefault(tuple(settings.items()), {})
@@ -123,29 +125,29 @@ def search(
             runs[seed] = _loss(config, settings, seed, out)
         return runs[seed]
 
-    moved, is_settled = "", False
-    loss(settings_of(config), first)
+    def untried(settings: Settings, moved: str = "") -> list[tuple[str, dict[str, float]]]:
+        return [way for way in steps(settings, moved) if tuple(way[1].items()) not in tried]
+
+    moved = ""
+    loss(begin, first)
     best = dict(min(tried, key=lambda each: tried[each][first]))
-    while not is_settled and len(tried) < MOST:
-        ways = (way for way in steps(best, moved) if tuple(way[1].items()) not in tried)
-        name, other = next(ways, ("", best))
-        is_settled = not name
+    while (ways := untried(best, moved)) and len(tried) < MOST:
+        name, other = ways[0]
         if loss(other, first) < loss(best, first):
             best, moved = other, name
     while True:
         finalists = sorted(tried, key=lambda each: tried[each][first])[:FINALISTS]
         chosen = min(finalists, key=lambda each: sum(loss(dict(each), seed) for seed in SEEDS))
-        around = [way for _, way in steps(dict(chosen)) if tuple(way.items()) not in tried]
+        around = untried(dict(chosen))
         if not around or len(tried) >= MOST:
             break
-        for other in around:
+        for _, other in around:
             loss(other, first)
-    is_settled = is_settled and not around
     return {
         "chosen": dict(chosen),
         "why": f"the lowest mean over seeds {', '.join(map(str, SEEDS))} of the best "
-        f"{len(finalists)} of {len(tried)}" + ("" if is_settled else f"; not settled after {MOST}"),
-        "at_the_edge_of": [] if is_settled else list(best),
+        f"{len(finalists)} of {len(tried)}" + (f"; not settled after {MOST}" if around else ""),
+        "at_the_edge_of": list(best) if around else [],
         "candidates": [
             {"settings": dict(each), "runs": {str(s): {"val_loss": v} for s, v in runs.items()}}
             for each, runs in tried.items()
