@@ -142,6 +142,16 @@ def test_a_search_ends_where_every_step_is_worse_and_says_if_it_did_not(monkeypa
     tried = [settings for settings, seed in ran if seed == 10]
     assert all(each in tried for _, each in claim_tuning.steps(best))
     assert len(tried) == len(found["candidates"]) == len(ran) - 8 <= claim_tuning.MOST
+    # From a file, whose keys are sorted, it goes on; and all around being worse is the end, also if
+    # nothing more could have been tried.
+    read = json.loads(json.dumps(found, sort_keys=True))
+    ran.clear()
+    with monkeypatch.context() as just_enough:
+        just_enough.setattr(claim_tuning, "MOST", len(tried))
+        assert claim_tuning.search(config, Path(), read) == found
+        assert ran == []
+        again = claim_tuning.search(config, Path())
+    assert (again["chosen"], again["at_the_edge_of"]) == (best, [])
     best["inner_lr"] = 1.0  # too far away
     assert claim_tuning.search(config, Path())["at_the_edge_of"] == list(best)
 
@@ -318,6 +328,33 @@ def test_losses_of_the_evidence_are_those_of_the_committed_table(title: str) -> 
     assert told
     assert [each for each in told if each not in known] == []
     assert [each for each in re.findall(r"\| (\d\.\d{4}) ", text) if each not in seeds] == []
+
+
+def test_pages_of_methods_have_the_losses_of_the_committed_table() -> None:
+    effects = {claim["claim"]: claim["effect"] for claim in COMMITTED["claims"]}
+    mean = {arm: row["val_loss"]["mean"] for arm, row in COMMITTED["rows"].items()}
+
+    def tells(name: str, *sentences: str) -> None:
+        text = " ".join((ROOT / f"docs/methods/{name}.md").read_text().split())
+        assert [each for each in sentences if each not in text] == []
+
+    for name, arm in {"diloco": "diloco", "muloco": "sparse_muloco"}.items():
+        few, eight, many = (f"{mean[arm + team]:.3f}" for team in ("", " K=8", " K=16"))
+        tells(name, f"480 steps, the loss is {few}, {eight} and {many}")
+    demo = effects["DeMo is as good as DP AdamW"]
+    local = [mean["muloco"] - mean["ddp-muon"], mean["diloco"] - mean["ddp"]]
+    tells(
+        "data-parallel",
+        f"The loss is {demo['mean']:.3f} ({demo['low']:.3f} to {demo['high']:.3f}) above",
+        f"{local[0]:.2f} to {local[1]:.2f} nats against data parallelism",
+    )
+    released, alone = mean["decoupled momentum"], mean["no exchange but a mean at the end"]
+    tells(
+        "sparseloco",
+        f"it is {mean['sparseloco K=16'] - mean['diloco K=16']:.2f} nats behind DiLoCo",
+        f"ends {released - alone:.2f} nats above workers that only average",
+        f"is {released - mean['decoupled momentum, coupled']:.2f} nats below the released one",
+    )
 
 
 def test_the_laptop_recipe_has_what_few_rounds_of_one_bit_were_found_to_want() -> None:

@@ -39,7 +39,7 @@ LOSSES: Final[Mapping[str, tuple[float, str]]] = {
 }
 """Loss relative to data-parallel AdamW on the same number of tokens, and the arm that measured it.
 
-Means over three seeds of benchmarks/results/claims-small.json: 0.25M parameters, 480 steps, 4
+Means over the seeds in benchmarks/results/claims-small.json: 0.25M parameters, 480 steps, 4
 workers, rounds of 10 steps. A test compares them. Settings without a row count as their preset.
 """
 NO_EXCHANGE_LOSS: Final = 0.336
