@@ -413,7 +413,9 @@ class Worker:
 
     async def leave(self) -> None:
         """Leave the run."""
-        await (self.session or self.shard).close()
+        if self.session is not None:
+            await self.session.report_end()
+        await self.shard.close()
 
     async def _answer(self, phase: Phase) -> Go | Over:
         ranks = cast("WorkerRanks", self.ranks)

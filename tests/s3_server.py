@@ -125,8 +125,9 @@ class Proxy:
     """Passes requests on to the server at `endpoint`, and answers some of them otherwise.
 
     By number and first line of each request, `fault` says what happens to it: "" nothing, "503" or
-    "409" an answer of its own, "late" the server's answer after a second, "cut" a connection that
-    ends before the request is passed on, "lost" one that ends after it was, "half" half an answer.
+    "400 RequestTimeout" an answer of its own, "late" the server's answer after a second, "cut" a
+    connection that ends before the request is passed on, "lost" one that ends after it was, "half"
+    half an answer.
     """
 
     def __init__(self, endpoint: str, fault: Callable[[int, str], str]) -> None:
@@ -166,8 +167,9 @@ class Proxy:
             self.count += 1
             fault = self.fault(self.count, lines[0])
             self.faults += [fault] if fault else []
-        if fault.isdigit():
-            writer.write(answer(int(fault)))
+        status, _, code = fault.partition(" ")
+        if status.isdigit():
+            writer.write(answer(int(status), code or "SlowDown"))
         elif fault != "cut":
             answered = self.passed_on(lines, body)
             time.sleep(1.0 if fault == "late" else 0.0)
@@ -181,7 +183,7 @@ class Proxy:
             return upstream.makefile("rb").read()
 
 
-def answer(status: int) -> bytes:
-    text = b"<Error><Code>SlowDown</Code></Error>"
+def answer(status: int, code: str) -> bytes:
+    text = f"<Error><Code>{code}</Code></Error>".encode()
     head = b"HTTP/1.1 %d Fault\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
     return head % (status, len(text)) + text

@@ -1,5 +1,6 @@
 """Workers over a store that drift, come back, come late, end, and cannot go on."""
 
+import asyncio
 import json
 import time
 from typing import Any
@@ -29,10 +30,11 @@ from bucket_workers import (
     stops,
     train,
     workers,
+    write,
 )
 from processes import promptly, until
 from thinwire.elastic import transport
-from thinwire.elastic.loop_thread import LoopThread
+from thinwire.elastic.loop_thread import LOOK_S, LoopThread
 from thinwire.elastic.roll import identity_of
 from thinwire.errors import ConfigurationError, ExchangeError, MismatchError
 from thinwire.transport.sealed_objects import SealedObjects
@@ -266,6 +268,23 @@ def test_the_last_outer_step_of_a_lone_worker_that_left_is_the_run_s(store) -> N
     assert second.loop.inner_step == 5 * H
 
 
+def test_a_worker_that_is_asked_to_stop_reports_however_slow_the_store_is(store) -> None:
+    first, second = workers(store, 2, min_workers=1, least_wait_s=5.0)
+
+    async def slow(key: str) -> None:
+        await asyncio.sleep(3 * LOOK_S if first.is_stopped.is_set() else 0)
+
+    def asked() -> None:
+        first.is_stopped.set()
+        raise Stopped
+
+    first.before("replace", lambda key: "/call/" in key, slow)
+    first.before_step[3 * H] = asked
+    first.start(LONG).fails(Stopped)
+    train([second], 4 * H)
+    assert min(second.digests) == first.version == 3
+
+
 def test_a_worker_of_another_run_is_refused_by_what_differs(store) -> None:
     def wider() -> torch.nn.Module:
         return build_model().append(torch.nn.Linear(3, 3))
@@ -298,7 +317,7 @@ def test_any_printable_identity_can_be_a_workers_name() -> None:
         store = memory()
         assert train([Worker(store, identity)], H)
         assert identity_of(rolls(store)[0]["names"][0]) == identity
-    for wrong in ("x" * 201, f"{identity}\n", f"{identity}\0"):
+    for wrong in ("", "x" * 201, f"{identity}\n", f"{identity}\0"):
         with pytest.raises(ConfigurationError, match="part of the names of objects"):
             Worker(memory(), wrong)
 
@@ -319,6 +338,41 @@ def test_a_full_store_ends_no_training_over_a_snapshot(snapshots, store) -> None
         worker.before("put", lambda key: "/state/" in key, full)
     assert len(set(train(running, 5 * H))) == 1
     assert any(worker.events("unsaved") for worker in running)
+
+
+def test_a_store_that_cannot_be_read_for_a_moment_ends_no_snapshots(snapshots, store) -> None:
+    failed = list[str]()
+
+    async def fails_once(key: str) -> None:
+        if not failed:
+            failed.append(key)
+            raise ExchangeError(f"read {key}", because="the file is stale", do="try again")
+
+    (worker,) = workers(store, 1, min_workers=1, least_wait_s=0.2)
+    worker.before("get", lambda key: key.endswith("/end"), fails_once)
+    slowly(worker, seconds=0.1)
+    train([worker], LONG)
+    assert len(failed) == 1
+    assert rolls(store)[-1]["state"]["version"] > 5
+
+
+def test_a_snapshot_that_is_damaged_is_read_once_and_waited_for_no_longer(snapshots, store) -> None:
+    (first,) = workers(store, 1, min_workers=1, least_wait_s=0.5)
+
+    def stops_after_a_snapshot() -> None:
+        until(lambda: any(key.endswith("/end") for key in names_in(store, "a-run/state/")))
+        stops()
+
+    first.before_step[3 * H] = stops_after_a_snapshot
+    first.start(LONG).fails(Stopped)
+    for key in names_in(store, "a-run/state/"):
+        if not key.endswith("/end"):
+            write(store, key, read(store, key)[:-1])
+    for key in names_in(store, "a-run/message/"):
+        obstore.delete(store, key)
+    second = Worker(store, "w9", min_workers=1, least_wait_s=0.5, give_up_s=1.0)
+    second.start(LONG).fails(ExchangeError, "what lies in the store")
+    assert second.objects.requests.gets + second.objects.requests.polls < 1000
 
 
 class Table(torch.nn.Module):

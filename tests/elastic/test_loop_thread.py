@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 
+from thinwire.elastic import loop_thread
 from thinwire.elastic.loop_thread import LoopThread
 
 
@@ -50,6 +51,28 @@ def test_closing_cancels_what_is_under_way_and_the_last_reference_closes() -> No
     del thread  # no reference to it is left
     gc.collect()
     assert store_threads() <= before
+
+
+def test_loops_of_a_process_have_one_clock_though_one_is_blocked(monkeypatch) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(asyncio.BaseEventLoop, "time", lambda _: now_s[0])
+    for name in ("_seen_s", "_stopped_s"):
+        monkeypatch.setattr(loop_thread._Loop, name, 0.0)
+    loops = [loop_thread._Loop() for _ in range(3)]
+    readings = [[loop.time()] for loop in loops[:2]]
+    for _ in range(10):  # seconds, in which the first one does not look
+        now_s[0] += 1
+        loops[1].time()
+    for reading, loop in zip(readings, loops, strict=False):
+        reading.append(loop.time())
+    now_s[0] += 20  # in which the process is stopped
+    for reading, loop in zip(readings, loops, strict=False):
+        reading.append(loop.time())
+    later_s = loops[2].time()
+    for loop in loops:
+        loop.close()
+    monkeypatch.undo()
+    assert (readings, later_s) == ([[100.0, 110.0, 110.0]] * 2, 110.0)
 
 
 def test_the_last_reference_may_be_that_of_what_it_runs() -> None:

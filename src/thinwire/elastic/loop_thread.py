@@ -21,17 +21,21 @@ LOOK_S: Final = 0.5
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """An event loop whose clock stops while the process is stopped: no wait ends by that."""
+    """An event loop whose clock stops while the process is stopped: no wait ends by that.
 
-    _seen_s, _stopped_s = 0.0, 0.0
+    Loops of one process have one clock, since one reads what another has noted.
+    """
+
+    _lock, _seen_s, _stopped_s = threading.Lock(), 0.0, 0.0
 
     def time(self) -> float:
         """Seconds in which this process ran; called in every iteration, so after every tick."""
-        now_s, before_s = super().time(), self._seen_s
-        self._seen_s = now_s
-        if before_s and now_s - before_s > _STOPPED_S:
-            self._stopped_s += now_s - before_s
-        return now_s - self._stopped_s
+        with _Loop._lock:
+            now_s, before_s = super().time(), _Loop._seen_s
+            _Loop._seen_s = now_s
+            if before_s and now_s - before_s > _STOPPED_S:
+                _Loop._stopped_s += now_s - before_s
+            return now_s - _Loop._stopped_s
 
     def tick(self) -> None:
         self.call_later(_TICK_S, self.tick)

@@ -295,12 +295,15 @@ class RunObjects:
     async def state(
         self, state: NewestState, timeout_s: float, *, largest: int
     ) -> bytearray | None:
-        """The file of a snapshot; None if it is not there, not whole, or longer than `largest`."""
-        base, end = self._state_base(state, self.shard), None
+        """The file of a snapshot; None if it is not there.
+
+        One of which a part is gone or damaged, or that is longer than `largest`, is empty.
+        """
+        base, end = self._state_base(state, self.shard), _End(parts=0, nbytes=-1)
         with suppress(MismatchError):
             end = await self.read(_End, f"{base}/end", now_s() + timeout_s)
         if end is None or not 0 <= end.nbytes <= largest:
-            return None
+            return None if end is None else bytearray()
         file, at = bytearray(end.nbytes), 0
         keys = [f"{base}/{n:05}" for n in range(end.parts)]
         for some in (keys[n : n + _AT_ONCE] for n in range(0, end.parts, _AT_ONCE)):
@@ -308,10 +311,10 @@ class RunObjects:
             found = await together(*(self._opened(key, until_s, _PART_NBYTES) for key in some))
             for piece in found:
                 if piece is None or at + len(piece) > end.nbytes:
-                    return None
+                    return bytearray()
                 memoryview(file)[at : at + len(piece)] = piece.numpy().data
                 at += len(piece)
-        return file if at == end.nbytes else None
+        return file if at == end.nbytes else bytearray()
 
     async def has_state(self, state: NewestState, until_s: float) -> bool:
         """Whether a snapshot of all ranks of its writer is complete."""

@@ -562,8 +562,8 @@ class Session:
 
     # -- the end -----------------------------------------------------------------------------------
 
-    async def close(self) -> None:
-        """Leave the run; what was written stays."""
+    async def report_end(self) -> None:
+        """Tell the others that this worker leaves; what was written stays."""
         if self._living is not None:
             self._living.cancel()
         try:
@@ -574,7 +574,6 @@ class Session:
                 await self._objects.put_call(self._next_number(), call, until_s)
         except ThinwireError as error:
             _LOG.info("the others will wait for this worker: %s", error)
-        await self.shard.close()
 
 
 def _joined(ranks: Sequence[Progress]) -> Progress:

@@ -186,15 +186,15 @@ class Shard:
         while True:
             try:
                 await objects.put_state(parts, newest, timeout_s)
+                if self.ranks.index:
+                    return
+                while not await objects.has_state(newest, now_s() + timeout_s):
+                    await asyncio.sleep(_LOOK_S)  # the worker's other ranks still write theirs
                 break
             except ThinwireError as error:
                 why = f"a snapshot of version {newest.version}: {error}"
                 self.events.note("unsaved", round=newest.version, why=why)
                 await asyncio.sleep(self.timeouts.late())
-        if self.ranks.index:
-            return
-        while not await objects.has_state(newest, now_s() + timeout_s):
-            await asyncio.sleep(_LOOK_S)  # the worker's other ranks still write theirs
         self.written = newest
         if before.version < 0:
             return

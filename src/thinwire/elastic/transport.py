@@ -353,14 +353,17 @@ class Elastic(Transport, Membership):
 
     def leave(self) -> None:
         """Leave the run."""
-        leaving, thread = self._session or self._shard, self._thread
+        session, shard, thread = self._session, self._shard, self._thread
         self._session = self._shard = self._thread = None
         if thread is None:
             return
         try:
-            if leaving is not None:
+            if session is not None:
+                # Also of one that is asked to stop: its last steps may be nowhere else.
+                thread.run(session.report_end())
+            if shard is not None:
                 with suppress(RunStopped):
-                    thread.result(leaving.close(), self._asked_to_leave)
+                    thread.result(shard.close(), self._asked_to_leave)
         finally:
             thread.close()
 
@@ -404,9 +407,9 @@ def _checked_identity(identity: str | None, worker: int | None, workers: int | N
     if identity is None:
         return f"worker-{secrets.token_hex(4)}" if worker is None else f"worker {worker}"
     check(
-        identity.isprintable() and len(identity) <= _LONGEST_NAME,
+        identity.isprintable() and 0 < len(identity) <= _LONGEST_NAME,
         f"call a worker {identity[:50]!r}",
         because="its name is part of the names of objects",
-        do=f"pass up to {_LONGEST_NAME} printable characters",
+        do=f"pass 1 to {_LONGEST_NAME} printable characters",
     )
     return identity

@@ -30,8 +30,11 @@ _REQUEST_S, _SLOWEST_BYTES_PER_S = 30.0, 32_000
 _AT_ONCE, _POLLED, _LISTED, _TOGETHER = 16, 4, 1000, 64
 _ADDRESS = re.compile(r"https?://[^/\s]+")
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-# A redirect leads to the bucket's region. A wrong request stays wrong, except with these statuses.
-_WRONG = re.compile(r"Received redirect|status code: 4(?!04|08|09|12|25|29)\d\d")
+# A redirect leads to the bucket's region. A wrong request stays wrong, except with these statuses,
+# and with S3's 400 to one that was sent too slowly.
+_WRONG = re.compile(
+    r"Received redirect|status code: 4(?!04|08|09|12|25|29)\d\d(?!.*<Code>RequestTimeout<)", re.S
+)
 _WARNED_TRIES = 5
 _LARGEST_NBYTES = {"s3": 5 << 30, "az": 5000 << 20}  # of a put, as these services document
 _PART_NBYTES = 64 << 20  # at most 10,000 parts: up to 670 GB
@@ -341,7 +344,8 @@ class ObjectStore:
             async with asyncio.timeout(_REQUEST_S):
                 await self._obstore.delete_async(self._store, keys)
         except FileNotFoundError:
-            pass
+            # A folder deletes nothing after the first that is absent.
+            return len(keys) == 1 or all([await self.delete([key]) for key in keys])
         except (self._errors.BaseError, TimeoutError, OSError):
             return False
         self.requests.deletes += len(keys)
@@ -375,6 +379,7 @@ class ObjectStore:
         """Raise `error` if it does not pass by itself; else return what to do if it stays."""
         errors, is_absent = self._errors, isinstance(error, FileNotFoundError)
         is_denied = isinstance(error, (errors.PermissionDeniedError, errors.UnauthenticatedError))
+        is_denied |= "<Code>ExpiredToken<" in str(error)
         if is_denied:
             do = "pass keys that may put, get and delete there; and see that this clock is right"
         elif is_absent and self._is_remote:
@@ -465,19 +470,20 @@ def _opened(url: str, options: Mapping[str, str]) -> Any:
             do=f"pass https://HOST as {name}, or unset it for AWS itself",
         )
     because = "it is the address of a server, in which no object can be written"
+    do = (
+        "pass s3://BUCKET/PREFIX, and its server's address as AWS_ENDPOINT_URL; "
+        "gs://BUCKET/PREFIX, az://ACCOUNT/CONTAINER/PREFIX, hub://TOKEN@HOST:PORT or "
+        "file:///FOLDER; and options that the store has"
+    )
     try:
         store = stores.from_url(url, **given, **options)
         if not isinstance(store, stores.HTTPStore):
             return store
     except (errors.BaseError, TypeError, ValueError, OSError) as error:
         because = _reason_of(error)
-    raise ConfigurationError(
-        f"open the object store {url}",
-        because=because,
-        do="pass s3://BUCKET/PREFIX, and its server's address as AWS_ENDPOINT_URL; "
-        "gs://BUCKET/PREFIX, az://ACCOUNT/CONTAINER/PREFIX, hub://TOKEN@HOST:PORT or "
-        "file:///FOLDER; and options that the store has",
-    )
+        if url.startswith("file:"):
+            do = "pass a folder that this user can make and write to"
+    raise ConfigurationError(f"open the object store {url}", because=because, do=do)
 
 
 def _reason_of(error: BaseException) -> str:
