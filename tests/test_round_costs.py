@@ -13,6 +13,7 @@ from speed.models import gpt2, llama
 from speed.round_costs import round_memory, round_scaling, with_short_rounds
 from speed.workers import ObservedWorker
 from thinwire import codecs
+from thinwire.blocks import block_numel
 from thinwire.exchange.message import HEADER_NBYTES
 from thinwire.fragments.layout import Layout
 from toy import feedback_of
@@ -86,3 +87,22 @@ def test_bytes_and_temporaries_of_a_codec_are_a_small_share_of_a_model() -> None
     assert peak_temporary_nbytes(lambda: x.add_(1))[1] == 0
     assert peak_temporary_nbytes(lambda: ((x + 1) * 2 + 3) * 4)[1] == 4000
     assert peak_temporary_nbytes(lambda: x * 2 + x * 3)[1] == 8000
+
+
+@pytest.mark.parametrize("method", ["diloco", "streaming_diloco", "sparseloco", "noloco"])
+def test_a_snapshot_is_taken_over_in_place(method: str) -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(256, 256, bias=False) for _ in range(48)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    method = with_short_rounds(method, late=16)
+    loop = tw.OuterLoop(model, optimizer, method, transport=tw.transport.in_process(1)[0])
+    snapshot = loop._state.capture()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    largest = max(f.outer.flat_anchor().numel() for f in loop._state.fragments)
+    before = loop._state.progress().digest
+    _, peak = peak_temporary_nbytes(lambda: loop._state.load(snapshot))
+    # And two blocks of what is written.
+    block = block_numel(torch.device("cpu"))
+    assert peak <= PROMISED * (largest + 2 * block), (peak, largest, block)
+    assert loop._state.progress().digest == before

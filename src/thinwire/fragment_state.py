@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.blocks import LazyVector, StreamedVector
+from thinwire.blocks import LazyVector, StreamedVector, all_finite
 from thinwire.checksums import anchor_digest
 from thinwire.errors import MismatchError
 from thinwire.exchange import ExchangeContext, ExchangeState, RoundResult
@@ -176,7 +176,7 @@ class FragmentState:
                 # separated from it, so they are dropped.
                 self.exchange.load_state_dict(feedback)
                 local_delta = None
-        finite = local_delta is not None and bool(torch.isfinite(local_delta).all())
+        finite = local_delta is not None and all_finite(local_delta)
         self.outer.reset_live(local_delta if finite else None)
 
     def load_feedback(self, feedback: Mapping[str, Tensor]) -> bool:

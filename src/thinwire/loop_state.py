@@ -202,17 +202,16 @@ class LoopState:
             for fragment, theirs, outer in zip(self.fragments, shared, outers, strict=True):
                 fragment.check_shared(theirs, outer)
             self.cancel_rounds()
-            # Before the outer parameters change: local work is measured from those it began at.
-            deltas = [fragment.outer.pseudo_gradient() for fragment in self.fragments]
             self._replace_outers(workers, outers)
+            self._digest = (-1, "")
             known = zip(self.fragments, shared, facts["tracks"], strict=True)
             for fragment, theirs, rounds in known:
+                # Local work is measured from the outer parameters that it began at.
+                local_delta = fragment.outer.pseudo_gradient()
                 fragment.load_shared(theirs, rounds)
+                fragment.rebase(self.name, local_delta)
             self.version, self.step = int(facts["version"]), int(facts["step"])
             self.dealt = int(facts["dealt"])
-            self._digest = (-1, "")
-            for fragment, local_delta in zip(self.fragments, deltas, strict=True):
-                fragment.rebase(self.name, local_delta)
 
     def replay(self, missed: Replay) -> None:
         """Take the outer steps of rounds that this worker missed.

@@ -303,7 +303,7 @@ class DelayState(OuterState):
 
 
 def _put(kept: StoredTensor, value: Tensor) -> None:
-    kept.store(value.to(kept.stored().device, copy=True))
+    kept.store(kept.stored().copy_(value))  # in place: a snapshot's memory is not needed twice
 
 
 class Overlap(ABC):
