@@ -116,5 +116,7 @@ def test_a_token_in_an_address_is_that_of_the_environment_or_none_is_used(monkey
     monkeypatch.setenv("THINWIRE_TOKEN", "a secret of many characters")
     with pytest.raises(tw.ConfigurationError, match="another one than that of THINWIRE_TOKEN"):
         connect(text)
-    monkeypatch.setenv("THINWIRE_TOKEN", "a-secret-of-many")
+    for same in ("", "a-secret-of-many"):
+        monkeypatch.setenv("THINWIRE_TOKEN", same)
+        assert Address.read(text).secret == "a-secret-of-many"
     assert Address.read(text).secret == "a-secret-of-many"

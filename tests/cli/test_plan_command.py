@@ -165,6 +165,21 @@ def test_nothing_is_advised_where_one_of_the_methods_that_were_asked_for_fits(ca
     assert (bad["fits"], bad["utilisation"]) == (False, None)
 
 
+def test_a_run_too_short_for_ten_rounds_is_named_and_that_of_from_is_not_counted(
+    capsys, simulated
+) -> None:
+    short = "plan --model 250k --workers 2 --step-time 0.1s --bandwidth 100Mbit/s --latency 20ms"
+    assert main([*short.split(), "--tokens-per-step", "1024", "--tokens", "80k"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "The run has 40 steps, so that only rounds of up to 4 were tried, 10 of them" in told
+    assert "No bandwidth" not in told
+    link = ("--bandwidth", "100Mbit/s", "--latency", "20ms", "--step-time", "0.1s")
+    assert main(["plan", "--from", str(simulated("diloco")), *link, "--target", "99%"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "what to run: busy 99 % of the time or more" in told
+    assert "only rounds of" not in told
+
+
 @pytest.mark.slow
 def test_a_plan_starts_without_what_is_slow() -> None:
     code = "import sys; from thinwire.cli import main; "

@@ -45,14 +45,15 @@ def check_said(process: Forked, out: Path) -> int:
     return step
 
 
-@pytest.mark.slow
-def test_a_run_that_is_asked_to_stop_saves_says_so_and_goes_on_later(tiny, tmp_path) -> None:
+@pytest.mark.slow_cases("SIGTERM")
+@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGINT], ids=lambda each: each.name)
+def test_a_run_that_is_asked_to_stop_saves_says_so_and_goes_on_later(asked, tiny, tmp_path) -> None:
     cut, whole = tmp_path / "cut", tmp_path / "whole"
     config = tiny("streaming_diloco:tau=2", steps=150)
     train = ["train", *flags(config, cut), *QUIET]
     process = Forked(["-m", "thinwire", *train], dict(os.environ))
     until(lambda: has(cut / "metrics.jsonl", "\n", 4))
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(asked)
     assert check_said(process, cut) < 150
     assert main([*train, "--resume"]) == 0
     assert main([*train, "--out", str(whole)]) == 0
@@ -88,17 +89,22 @@ def test_an_elastic_worker_that_is_asked_to_stop_leaves_the_others(tiny, tmp_pat
         assert other.poll() is None
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_second_signal_ends_the_process_at_once(times: int) -> None:
+@pytest.mark.parametrize(("pauses_s", "is_over"), [([0], False), ([0, 0], False), ([0, 1], True)])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_second_signal_ends_the_process_at_once_and_an_echo_does_not(
+    name: str, pauses_s: list[float], *, is_over: bool
+) -> None:
     code = (
-        "import os, signal\nfrom thinwire.cli.output import noted_signal\n"
-        "with noted_signal(signal.SIGTERM) as noted:\n"
-        f"    for _ in range({times}):\n        os.kill(os.getpid(), signal.SIGTERM)\n"
-        "assert noted == [signal.SIGTERM]\n"
-        "assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL\n"
+        "import signal, time\nfrom thinwire.cli.output import noted_signals\n"
+        f"signal.signal(signal.SIGINT, signal.SIG_DFL)\nwanted = [signal.{name}]\n"
+        "with noted_signals(signal.SIGTERM, signal.SIGINT) as noted:\n"
+        f"    for pause_s in {pauses_s}:\n        time.sleep(pause_s)\n"
+        f"        signal.raise_signal(signal.{name})\n"
+        f"assert noted == wanted * {len(pauses_s)}\n"
+        f"assert signal.getsignal(signal.{name}) == signal.SIG_DFL\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == (0 if times == 1 else -signal.SIGTERM), done.stderr
+    assert done.returncode == (-getattr(signal, name) if is_over else 0), done.stderr
 
 
 # What commands do when nothing can be written to the terminal any more.

@@ -16,7 +16,9 @@ import torch
 
 from elastic_ready import write_run
 from thinwire import presets
+from thinwire.address import Address
 from thinwire.cli import main
+from thinwire.cli.advice import command_line
 from thinwire.codecs.kernels import VARIABLE
 from thinwire.doctor import machine
 from thinwire.doctor.machine import Finding, examine, machine_checks
@@ -28,6 +30,9 @@ from thinwire.handshake import flatten_description
 from thinwire.membership import Progress
 from thinwire.method import Method
 from thinwire.outer_loop import OuterLoop
+from thinwire.plan.advice import Choice
+from thinwire.plan.compute import Compute
+from thinwire.plan.job import Job
 from thinwire.plan.link import Link
 from thinwire.plan.shape import Shape
 from thinwire.security.token import Token
@@ -253,6 +258,10 @@ def test_the_command_takes_the_flags_of_plan_and_names_one_that_joins(
     capsys.readouterr()
     main(["doctor", url])
     assert f"1  thinwire join {where} --recipe paper --model 150m --m" in capsys.readouterr().out
+    # Without the token, which no output has; with the place where it belongs.
+    job = Job(shape=Shape.of_size(1000, 1), workers=2, compute=Compute(step_s=1), link=Link.of(1e6))
+    line = command_line(Choice(preset="muloco"), job, at=Address("hub://h:1", "r"))
+    assert line.startswith("thinwire join hub://TOKEN@h:1/r ")
 
 
 def test_the_command_shows_a_table_and_its_status_is_that_of_the_worst(

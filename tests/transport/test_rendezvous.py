@@ -1,5 +1,6 @@
 import json
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -67,11 +68,33 @@ def test_workers_that_do_not_belong_together_are_named(count: int, fields, come:
         meet(free_port(), count, **fields)  # which waits for 20 seconds for who is late
 
 
-def test_a_missing_worker_is_named() -> None:
+def test_a_missing_worker_is_named_in_time_and_in_a_line(capfd) -> None:
     with pytest.raises(tw.errors.ExchangeTimeout, match="missing: worker 1 of 2"):
         Rendezvous(f"127.0.0.1:{free_port()}", worker=0, workers=2, timeout_s=0.3)
     with pytest.raises(tw.errors.ExchangeTimeout, match=r"reach worker 0 at 127.0.0.1:\d+ within"):
         Rendezvous(f"127.0.0.1:{free_port()}", worker=1, workers=2, timeout_s=0.3)
+    # torch waits twice, and prints its stack.
+    assert "frame #0" not in capfd.readouterr().err
+    began_s = time.monotonic()
+    with pytest.raises(tw.errors.ExchangeTimeout, match="within 2 s; because Connection refused"):
+        Rendezvous(f"127.0.0.1:{free_port()}", worker=1, workers=2, timeout_s=2.0)
+    assert time.monotonic() - began_s < 3.5
+
+
+def test_worker_0_may_come_last() -> None:
+    port = free_port()
+    with ThreadPoolExecutor(2) as threads:
+        first, second = (
+            threads.submit(
+                lambda worker: (
+                    time.sleep(1.0 - worker),
+                    Rendezvous(f"127.0.0.1:{port}", worker=worker, workers=2, timeout_s=20.0),
+                )[1],
+                worker,
+            )
+            for worker in range(2)
+        )
+        assert (first.result().rank, second.result().rank) == (0, 1)
 
 
 def test_an_address_that_is_not_here_or_taken_and_numbers_that_cannot_be_are_refused() -> None:

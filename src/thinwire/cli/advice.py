@@ -78,7 +78,7 @@ def command_line(
     recipe = " --recipe paper" if job.shape.parameters >= _PAPER_RECIPE_FROM else ""
     place, start, size = "tcp://HOST:29400", "thinwire", ""
     if at is not None or job.topology.name == "star":
-        place = str(at or "s3://BUCKET/RUN")
+        place = str(at or "s3://BUCKET/RUN").replace("hub://", "hub://TOKEN@")
     if accelerators > 1:
         start = f"torchrun --nproc-per-node {accelerators} -m thinwire"
         size = f" --worker-size {accelerators}"
@@ -95,7 +95,7 @@ def command_line(
 
 def _notes(advice: Advice, job: Job) -> Iterator[str]:
     """What the first costs, what is kept of the rate, what would help, where losses are from."""
-    from thinwire.plan.advice import LOSS_SOURCE, USED_SHARE
+    from thinwire.plan.advice import FEWEST_ROUNDS, INTERVALS, LOSS_SOURCE, USED_SHARE
     from thinwire.plan.forecast import bill
 
     if advice.recommended and job.prices:
@@ -114,7 +114,14 @@ def _notes(advice: Advice, job: Job) -> Iterator[str]:
         yield "One of these would change it:"
         yield from (f"  {_change(change)}" for change in advice.changes)
     elif not advice.recommended:
-        yield "No bandwidth or length of rounds that was tried would change it."
+        longest = None if job.steps is None else job.steps // FEWEST_ROUNDS
+        if longest is None or longest >= INTERVALS[-1]:
+            yield "No bandwidth or length of rounds that was tried would change it."
+        else:
+            yield (
+                f"The run has {job.steps} steps, so that only rounds of up to {longest} were "
+                f"tried, {FEWEST_ROUNDS} of them; more --tokens allow longer ones."
+            )
     if advice.recommended or advice.closest is not None:
         yield LOSS_SOURCE
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
@@ -15,6 +16,8 @@ from thinwire.plan.units import nbytes_text
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+_SAME_S = 0.3
 
 
 def say(console: Console, text: str) -> None:
@@ -116,22 +119,25 @@ class _LastingStream:
 
 
 @contextmanager
-def noted_signal(number: int) -> Generator[list[int]]:
-    """A list to which a signal adds its number; a second one does what it always did.
+def noted_signals(*numbers: int) -> Generator[list[int]]:
+    """A list to which signals add their numbers; one that comes again does what it always did.
 
     Args:
-        number: of the signal.
+        numbers: of the signals.
     """
     # Not an Event: its lock may be held by the very code that a signal interrupts.
-    noted: list[int] = []
+    noted, first_s = list[int](), dict[int, float]()
 
-    def note(*_: Any) -> None:
+    def note(number: int, _: Any) -> None:
         noted.append(number)
-        signal.signal(number, before)
+        # Ranks get one from the terminal, and the same from torchrun.
+        if time.monotonic() > first_s.setdefault(number, time.monotonic()) + _SAME_S:
+            signal.signal(number, before[number])
+            signal.raise_signal(number)
 
-    before = signal.getsignal(number)
-    signal.signal(number, note)
+    before = {number: signal.signal(number, note) for number in numbers}
     try:
         yield noted
     finally:
-        signal.signal(number, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -120,11 +120,13 @@ class PlanCommand(ModelFlags):
         calibration = None if self.run is None else calibrate(self.run, step_s=self.step_time)
         methods = self._methods(calibration)
         job = self.job(calibration)
+        # The run may have been a short one, to measure.
+        planned = job if calibration is None or self.tokens else replace(job, tokens=None)
         rows = forecasts(methods, job, target=self.target)
         found = [row for row in rows if isinstance(row, Forecast)]
         # Not where methods were asked for, of which one reaches the target.
         is_answered = self.methods is not None and any(row.fits for row in found)
-        advice = None if is_answered else advise(job, target=self.target)
+        advice = None if is_answered else advise(planned, target=self.target)
         if self.json:
             record = plan_record(
                 job, rows, target=self.target, calibration=calibration, advice=advice
@@ -143,7 +145,7 @@ class PlanCommand(ModelFlags):
                 say(console, f"{row.method}: {row.error}")
         if advice is not None:
             accelerators = self.accelerators_per_worker or 1
-            show_advice(console, advice, job, model=self.model, accelerators=accelerators)
+            show_advice(console, advice, planned, model=self.model, accelerators=accelerators)
 
     def job(self, calibration: Calibration | None) -> Job:
         """The job that the flags describe, once `check_flags` has passed them.

@@ -25,7 +25,7 @@ from thinwire.cli.flags import (
     read_address,
     write_settings,
 )
-from thinwire.cli.output import closing_line, noted_signal, say
+from thinwire.cli.output import closing_line, noted_signals, say
 from thinwire.errors import ConfigurationError, MismatchError, ThinwireError, check
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Train(TrainFlags):
             out,
             lambda config, step: self._observers(config, step, out, connection, console),
             elastic=connection,
-            stop=noted_signal(signal.SIGTERM),
+            stop=noted_signals(signal.SIGTERM, signal.SIGINT),
         )
         if is_lead():
             say(console, closing_line(summary, out))

@@ -145,7 +145,9 @@ def _token(file: Path | None) -> Finding:
     except ConfigurationError as error:
         # Without one, what workers write is as readable as the store.
         return Finding("warn" if file is None else "fail", error.because, error.do)
-    return Finding("ok", "in THINWIRE_TOKEN" if file is None else f"in {file}")
+    # Only the run knows whether it is the right one.
+    where = "THINWIRE_TOKEN or the address" if file is None else str(file)
+    return Finding("ok", f"of the right form, in {where}")
 
 
 def _folder(folder: Path) -> Finding:

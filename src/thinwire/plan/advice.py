@@ -58,11 +58,12 @@ Table: TypeAlias = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
 """A title, headings, and rows of cells."""
 INTERVALS: Final = (5, 7, 10, 15, 20, 30, 40, 50, 64, 80, 100, 128, 160, 200, 256)
 """H that are tried."""
+FEWEST_ROUNDS: Final = 10
+"""Rounds of a run, at least."""
 
 _LONGEST_MEASURED: Final = 30
 _ONE_EXCHANGE: Final = ("ddp", "demo", "decoupled_momentum", "noloco")
 _MOST: Final = 5
-_FEWEST_ROUNDS: Final = 10
 # A fiftieth apart.
 _LONGER: Final = tuple(round(INTERVALS[-1] * 1.02**power) for power in range(1, 302))
 _NEAR: Final = 8
@@ -262,7 +263,7 @@ class _Search:
         self._target, self._usable = target, usable
         # The choices have an H of their own.
         self._job = replace(job, sync_every=None)
-        longest = math.inf if job.steps is None else job.steps // _FEWEST_ROUNDS
+        longest = math.inf if job.steps is None else job.steps // FEWEST_ROUNDS
         given = INTERVALS if job.sync_every is None else (job.sync_every,)
         self._intervals = [every for every in given if every <= longest]
         self._longer = [every for every in _LONGER if every <= longest and not job.sync_every]

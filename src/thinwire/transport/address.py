@@ -148,7 +148,7 @@ class HubAddress(NamedTuple):
         Raises:
             ConfigurationError: there is none, or the environment has another one.
         """
-        if self.secret and os.environ.get(TOKEN_VARIABLE, self.secret) != self.secret:
+        if self.secret and (os.environ.get(TOKEN_VARIABLE) or self.secret) != self.secret:
             raise ConfigurationError(
                 f"use the token of {self}",
                 because=f"it is another one than that of {TOKEN_VARIABLE}",

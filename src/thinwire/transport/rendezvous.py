@@ -92,6 +92,7 @@ def _open_store(host: str, port: int, *, serves: bool, until_s: float) -> Any:
     connect = partial(stores.TCPStore, host, port, timeout=datetime.timedelta(seconds=left_s))
     try:
         if not serves:
+            _wait_for(host, port, until_s)
             return connect(is_master=False)
         # torch's own server would listen on all addresses.
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -111,6 +112,18 @@ def _open_store(host: str, port: int, *, serves: bool, until_s: float) -> Any:
             because=reason_of(error),
             do="start it, and see that this machine reaches that port",
         ) from error
+
+
+def _wait_for(host: str, port: int, until_s: float) -> None:
+    """Wait until something listens there: torch would wait twice as long, and print its stack."""
+    while True:
+        left_s = max(_POLL_S, until_s - time.monotonic())
+        try:
+            return socket.create_connection((host, port), timeout=left_s).close()
+        except OSError as error:
+            if time.monotonic() + _POLL_S > until_s:
+                raise RuntimeError(f"{error.strerror or error}") from error
+            time.sleep(_POLL_S)
 
 
 def _check_in(

@@ -96,8 +96,8 @@ def test_a_folder_of_transformers_reads_what_was_saved(tmp_path: Path):
         load(str(tmp_path / "nowhere"))
 
 
-FOR_TEXT = ["bpe:", "bpe:many", "bpe:256", "bpe:-1", "bpe:²", "ids:300"]
-FOR_TOKENS = ["bpe:300", "ids:0", "ids:", "ids:x"]
+FOR_TEXT = ["bpe", "bpe:", "bpe:many", "bpe:256", "bpe:-1", "bpe:²", "ids:300"]
+FOR_TOKENS = ["bpe:300", "ids", "ids:0", "ids:", "ids:x"]
 
 
 @pytest.mark.parametrize(

@@ -95,10 +95,10 @@ def load_tokenizer(name: str, text: Bytes | None) -> Tokenizer:
         ConfigurationError: the name is not one of a tokenizer for text, or a vocabulary of tokens.
         CorpusError: the tokenizer cannot be loaded, or the cache cannot be written.
     """
-    kind, colon, size = name.partition(":")
+    kind, _, size = name.partition(":")
     if name == "bytes":
         return Tokenizer() if text is not None else Tokenizer(_GPT2_VOCABULARY)
-    if kind == "bpe" and colon:
+    if kind == "bpe":
         if text is None:
             do = "name the vocabulary that made the tokens, such as ids:50304"
             raise _unfit(name, "the corpus holds tokens and no text to train it on", do)
@@ -108,7 +108,7 @@ def load_tokenizer(name: str, text: Bytes | None) -> Tokenizer:
         bpe = cached_bpe(text, vocab_size)
         fast = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=SEPARATOR)
         return PretrainedTokenizer(fast)
-    if kind == "ids" and colon:
+    if kind == "ids":
         if text is not None:
             raise _unfit(name, "it names token ids and the corpus is text", "pass 'bytes'")
         return Tokenizer(_vocabulary(name, size, at_least=1))
