@@ -128,13 +128,13 @@ def stack_nbytes(program: Path) -> list[str]:
     return re.findall(r"STACK:(\d+)", shown.stdout + shown.stderr)
 
 
-@pytest.mark.slow
+@pytest.mark.slow_cases(but=("e3m0",))
 @pytest.mark.parametrize("name", CODECS)
 def test_every_format_rounds_every_operation_and_stays_in_registers(
     name: str, compiled: list, tmp_path: Path
 ) -> None:
-    compile_all(name, 80)
-    compile_all(name, 90)
+    for capability in (80, 90, 100):
+        compile_all(name, capability)
     program = tmp_path / "kernel.cubin"
     assert compiled
     for kernel in compiled:
