@@ -32,11 +32,14 @@ from bucket_workers import (
     workers,
     write,
 )
-from processes import promptly, until
-from thinwire.elastic import transport
+from processes import free_port, promptly, until
+from s3_server import options_of
+from thinwire.elastic import loop_thread, transport
 from thinwire.elastic.loop_thread import LOOK_S, LoopThread
 from thinwire.elastic.roll import identity_of
-from thinwire.errors import ConfigurationError, ExchangeError, MismatchError
+from thinwire.elastic.timeouts import ElasticOptions
+from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout, MismatchError
+from thinwire.transport import Elastic
 from thinwire.transport.sealed_objects import SealedObjects
 from toy import build_model
 
@@ -310,6 +313,20 @@ def test_a_roll_that_was_deleted_is_named(monkeypatch, store) -> None:
     train(workers(store, 2), 5 * H)
     obstore.delete(store, "a-run/roll/00000003")
     Worker(store, "w9").start(5 * H).fails(ExchangeError, "roll 3", "lifecycle")
+
+
+def test_a_store_that_is_gone_is_waited_for_as_long_after_the_process_was_stopped(
+    monkeypatch,
+) -> None:
+    monkeypatch.setattr(loop_thread._Loop, "_stopped_s", 1e6)
+    gone = Elastic(
+        "s3://run/gone",
+        run="a-run",
+        options=ElasticOptions(give_up_s=1.0),
+        store_options=options_of(f"http://127.0.0.1:{free_port()}"),
+    )
+    with promptly(20), pytest.raises(ExchangeTimeout, match="s3://run/gone"):
+        gone.join(mock.Mock())
 
 
 def test_any_printable_identity_can_be_a_workers_name() -> None:

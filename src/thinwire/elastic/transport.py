@@ -8,7 +8,6 @@ import json
 import os
 import queue
 import secrets
-import time
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -258,14 +257,16 @@ class Elastic(Transport, Membership):
 
     def _introduced(self) -> str:
         """Compare this rank with the run; returns the name of the worker's process, if first."""
-        until_s = time.monotonic() + self._options.give_up_s
-        objects, thread, by = self._objects, self._thread, secrets.token_hex(8)
-        assert thread is not None
-        checking = objects.check_description(self._description, by, until_s)
-        thread.result(checking, self._asked_to_leave)
-        if not self._ranks.is_first:
-            return ""
-        return thread.result(objects.new_process(self.identity, until_s), self._asked_to_leave)
+        objects, by = self._objects, secrets.token_hex(8)
+        assert self._thread is not None
+
+        async def introduced() -> str:
+            until_s = objects.until_s()  # by the clock of the thread's loop
+            await objects.check_description(self._description, by, until_s)
+            first = self._ranks.is_first
+            return await objects.new_process(self.identity, until_s) if first else ""
+
+        return self._thread.result(introduced(), self._asked_to_leave)
 
     def leave_when(self, asked: Callable[[], bool]) -> None:
         """Have waits for the others and for the store end with `RunStopped` once asked.
