@@ -28,6 +28,10 @@ FRONT = ("diloco", "muloco", "muloco 1 bit", *SPARSE)
 ALONE = "no exchange but a mean at the end"
 OVER_WORKERS = {family: f"{family}, over workers" for family in SPARSE}
 """The sparse families with sums divided by K, which want rates of their own."""
+SCATTERED = ("muloco 2 bit", "muloco 1 bit", "streaming_muloco")
+"""Codes of which many workers reduce-scatter shards, whose owners encode the mean once more."""
+DECOUPLED = ("decoupled momentum", "decoupled momentum, coupled")
+"""Of no family: they begin at the rates of others."""
 
 
 def arms(setting: Setting) -> dict[str, TrainConfig]:
@@ -39,21 +43,25 @@ def arms(setting: Setting) -> dict[str, TrainConfig]:
     groups = (_intervals, _bits, _sparse, _streams, _decoupled)
     for method in (method for group in groups for method in group(setting)):
         found[method.name] = setting.config(method)
-    found |= _teams(setting, found) | _gossip(setting)
+    found |= _teams(setting, found) | _gossip(setting) | _scattered(setting, found)
     found = {arm: found[arm] for arm in setting.only or found}
     own = {arm: setting.chosen.get(arm, {}) for arm in found}
     return {arm: replace(c, method=with_settings(c.method, own[arm])) for arm, c in found.items()}
 
 
-def borrowed(setting: Setting, arm: str, config: TrainConfig) -> bool:
-    """Whether its rates were searched for another K or H.
+def borrowed(setting: Setting, arm: str, config: TrainConfig) -> str | None:
+    """Whose rates it has, if they were searched for what they should not depend on.
 
     >>> from claim_settings import SMALL
     >>> [arm for arm, config in arms(SMALL).items() if borrowed(SMALL, arm, config)][:2]
     ['diloco H=5', 'diloco H=30']
     """
+    if arm in setting.chosen:
+        return None
     of_setting = (setting.workers, setting.sync_every if config.method.sync_every > 1 else 1)
-    return (config.workers, config.method.sync_every) != of_setting and arm not in setting.chosen
+    if (config.workers, config.method.sync_every) != of_setting:
+        return "rates of another K or H"
+    return "rates of another method" if arm in DECOUPLED else None
 
 
 def kind(method: Method) -> str:
@@ -147,8 +155,8 @@ def _ladder(setting: Setting) -> Iterator[Method]:
 def _decoupled(setting: Setting) -> Iterator[Method]:
     """Decoupled momentum as released and as its paper has it, and what both have to be below.
 
-    The released settings (.7, .9) diverge (`thinwire.presets.decoupled_momentum`): these are what
-    the searches for MuLoCo and for streaming DiLoCo chose, and SparseLoCo's inner rate.
+    The released settings (.7, .9) diverge (`thinwire.presets.decoupled_momentum`): the search
+    begins at what those for MuLoCo and for streaming DiLoCo chose, and at SparseLoCo's inner rate.
     """
     released = tw.presets.decoupled_momentum(
         inner=setting.method("sparseloco").inner,
@@ -156,9 +164,8 @@ def _decoupled(setting: Setting) -> Iterator[Method]:
         outer=tw.outer.DecoupledNesterov(lr=0.8),
         feedback=tw.feedback.DecoupledMomentum(decay=0.6),
     )
-    yield replace(released, name="decoupled momentum")
-    name = "decoupled momentum, coupled"
-    yield renamed(setting, "sparseloco", name, codec=released.codec)
+    yield replace(released, name=DECOUPLED[0])
+    yield renamed(setting, "sparseloco", DECOUPLED[1], codec=released.codec)
     yield renamed(setting, "diloco", ALONE, sync_every=setting.changes["steps"])
 
 
@@ -204,6 +211,15 @@ def _gossip(setting: Setting) -> dict[str, TrainConfig]:
             method = renamed(setting, "noloco", arm, sync_every=every)
             found[arm] = setting.config(method, workers)
     return found
+
+
+def _scattered(setting: Setting, found: Mapping[str, TrainConfig]) -> dict[str, TrainConfig]:
+    """With as many workers as others, so that nothing else differs."""
+    arms_of = {arm: f"{arm}, reduce-scatter" for arm in SCATTERED}
+    return {
+        name: setting.config(replace(found[arm].method, name=name, exchange=tw.ReduceScatter()))
+        for arm, name in arms_of.items()
+    }
 
 
 def gossip_interval(setting: Setting, workers: int) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 from claim_list import BASELINES, NOT_RUN, OPPOSITE, OURS, REPRODUCED, UNDECIDED
 from claim_settings import Setting, searched
-from claim_tuning import lowest
+from claim_tuning import lowest, steps
 from moved_bytes import megabytes
 from thinwire.plan.units import times_text
 
@@ -59,15 +59,16 @@ def _head(setting: Setting, found: Mapping[str, Any]) -> Iterator[str]:
     yield "pooled over the arms of a kind: dense with AdamW inside, dense with Muon inside, sparse."
     yield "An arm beyond three times its kind's median is not pooled; claims about it have their"
     yield "own deviation. Arms of which three seeds leave much open have six, as was decided when"
-    yield "three were seen. A claim has the seeds that all of its arms have. p is two-sided,"
-    yield "corrected by Holm within a paper. Below 5 %, a claim is"
+    yield "three were seen. A claim has the seeds that all of its arms have; with six, p counts"
+    yield "twice, for the two looks. p is two-sided, and corrected by Holm within a paper, whose"
+    yield "claims that are not run count, too. Below 5 %, a claim is"
     yield f"**{REPRODUCED}**, or **{OPPOSITE}** is found; otherwise it is"
     yield f"{UNDECIDED}. *As good as* allows {found['margin_nats']:.4f} nats: the"
     yield "standard deviation between seeds of data parallelism, pooled over AdamW and Muon."
     yield ""
     yield f"A claim is **{NOT_RUN}** if a row of it is missing, of one seed, of another corpus, of"
     yield "a method whose settings have changed since, or at rates that were searched for another K"
-    yield "or H: such rows decide nothing, whatever they show."
+    yield "or H, or for another method: such rows decide nothing, whatever they show."
     yield ""
     yield f"`python benchmarks/claims.py {setting.name} OUT` repeats the runs and compares losses"
     yield "with these. With the torch and the model of processor that a row names"
@@ -168,24 +169,30 @@ def _rates(setting: Setting) -> Iterator[str]:
     yield "## Rates"
     yield ""
     yield "The rates of every family are searched by one rule, from those of the laptop recipe,"
-    yield "and those of an arm of another K or H, or *over workers*, for it alone, from its"
-    yield "family's: one setting at a time goes a step up or down while the loss falls, until every"
-    yield f"step from the best was tried and is worse ([all candidates](../{file}))."
+    yield "and those of an arm of another K or H, *over workers*, or of no family, for it alone,"
+    yield "from its family's: one setting at a time goes a step up or down while the loss falls,"
+    yield f"until every step from the best was tried and is worse ([all candidates](../{file}))."
     yield "The first seed is 10. The best four also run with 11 and 12, and all that is a step from"
     yield "the one that they choose is tried, too. The loss is that of documents of the training"
     yield "side that the search holds out: neither these seeds nor these documents are reported."
-    yield "Not all arms are there yet: *seeds* are those by which the rates were chosen, and 0 and"
-    yield "1 are of an earlier search, of four candidates by reported losses."
+    yield "Not all arms are there yet: *seeds* are those by which the rates were chosen, 0 and 1"
+    yield "being of an earlier search, of four candidates by reported losses; *untried* are steps"
+    yield "from the chosen rates that no run has taken."
     yield ""
     names = ("inner_lr", "outer_lr", "outer_momentum", "feedback_decay")
-    yield "| arm | inner lr | outer lr | outer momentum | decay of feedback, 0: none | seeds |"
-    yield "|---|---|---|---|---|---|"
+    yield (
+        "| arm | inner lr | outer lr | outer momentum | decay of feedback, 0: none | seeds | "
+        "untried |"
+    )
+    yield "|---|---|---|---|---|---|---|"
     rows = searched(setting)
     for arm, row in rows.items():
         chosen = row["chosen"]
         cells = [f"{chosen[name]:g}" if name in chosen else "" for name in names]
         by = next(each["runs"] for each in row["candidates"] if each["settings"] == chosen)
-        yield f"| {arm} | {' | '.join(cells)} | {', '.join(by)} |"
+        tried = [each["settings"] for each in row["candidates"]]
+        untried = sum(step not in tried for _, step in steps(chosen))
+        yield f"| {arm} | {' | '.join(cells)} | {', '.join(by)} | {untried} |"
     yield ""
     for arm, row in rows.items():
         if (found := lowest(row)) not in (None, row["chosen"]):

@@ -24,7 +24,7 @@ from thinwire.errors import IncompleteError
 from thinwire.experiments import Rates
 from thinwire.experiments.grid import has_rounds, with_changes, with_rates
 from thinwire.experiments.runners import PlannedRun, no_observer, one_by_one
-from thinwire.feedback import ErrorFeedback, NoFeedback
+from thinwire.feedback import DecoupledMomentum, ErrorFeedback, NoFeedback
 from thinwire.method import Method
 from thinwire.runs.status import RunState, status_of
 from thinwire.train.config import TrainConfig
@@ -58,6 +58,9 @@ def with_settings(method: Method, settings: Settings) -> Method:
     NoFeedback()
     """
     rates = {name: value for name, value in settings.items() if name != "feedback_decay"}
+    if isinstance(method.feedback, DecoupledMomentum) and "outer_momentum" in rates:
+        feedback = DecoupledMomentum(decay=rates.pop("outer_momentum"))
+        method = dataclasses.replace(method, feedback=feedback)
     method = with_rates(method, sync_every=None, rates=Rates(**rates))
     decay = settings.get("feedback_decay")
     if decay is None:
@@ -72,7 +75,9 @@ def settings_of(config: TrainConfig) -> dict[str, float]:
     found = {"inner_lr": inner.lr}
     if has_rounds(config):
         outer: Any = method.outer
-        found |= {"outer_lr": outer.lr, "outer_momentum": outer.momentum}
+        is_own = isinstance(method.feedback, DecoupledMomentum)
+        momentum = method.feedback.decay if is_own else outer.momentum
+        found |= {"outer_lr": outer.lr, "outer_momentum": momentum}
     if isinstance(method.codec, Quantise | PerRole):
         feedback: Any = method.feedback
         found["feedback_decay"] = 0.0 if isinstance(feedback, NoFeedback) else feedback.decay
@@ -137,7 +142,12 @@ def search(
             best, moved = other, name
     while True:
         finalists = sorted(tried, key=lambda each: tried[each][first])[:FINALISTS]
-        chosen = min(finalists, key=lambda each: sum(loss(dict(each), seed) for seed in SEEDS))
+        for each in finalists:
+            for seed in SEEDS:
+                loss(dict(each), seed)
+        # Also of those that others have overtaken with the first seed since.
+        whole = [each for each, runs in tried.items() if len(runs) == len(SEEDS)]
+        chosen = min(whole, key=lambda each: sum(tried[each].values()))
         around = untried(dict(chosen))
         if not around or len(tried) >= MOST:
             break
@@ -145,8 +155,8 @@ def search(
             loss(other, first)
     return {
         "chosen": dict(chosen),
-        "why": f"the lowest mean over seeds {', '.join(map(str, SEEDS))} of the best "
-        f"{len(finalists)} of {len(tried)}" + (f"; not settled after {MOST}" if around else ""),
+        "why": f"the lowest mean over seeds {', '.join(map(str, SEEDS))} of "
+        f"{len(whole)} of {len(tried)}" + (f"; not settled after {MOST}" if around else ""),
         "at_the_edge_of": list(best) if around else [],
         "candidates": [
             {"settings": dict(each), "runs": {str(s): {"val_loss": v} for s, v in runs.items()}}

@@ -32,7 +32,6 @@ ARMS = {
     "muloco 4 bit": ("4 bits", "top center"),
     "muloco 2 bit": ("2 bits", "bottom center"),
     "muloco 1 bit": ("1 bit", "bottom left"),
-    "muloco 1 bit, H=30": ("1 bit, H=30", "bottom left"),
     "sparse_muloco": ("sparse MuLoCo, 1/32", "middle left"),
     "sparse_muloco 1/8": ("1/8", "bottom left"),
     "sparse_muloco 1/64": ("1/64", "middle left"),

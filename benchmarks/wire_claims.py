@@ -3,9 +3,9 @@
 python benchmarks/wire_claims.py OUT       resumable; about two minutes a run on two cores
 
 Model, data and batch are the laptop recipe's, K=4, with a warm-up of 40 steps. The uncompressed
-methods were tuned at this length over two to four learning rates (docs/log.md); the compressed ones
-inherit their settings, and SparseLoCo, which wants a higher rate, had three. Few rounds of one bit
-have a search of their own (claim_tuning.py). Arms that decide nothing have one seed.
+methods were tuned at this length over two to four inner rates; the compressed ones inherit their
+settings, and SparseLoCo, which wants a higher rate, had three. Few rounds of one bit alone have a
+search of their own (claim_tuning.py). Arms that decide nothing have one seed.
 `wire_claims.py OUT ARM ARM` runs these alone and keeps the other rows.
 """
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 import re
 from collections import Counter
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 import claim_tuning
 import claims
 import wire_claims
-from claim_arms import arms, kind
+from claim_arms import DECOUPLED, arms, borrowed, kind
 from claim_list import NOT_RUN, OPPOSITE, OURS, REPRODUCED, UNDECIDED, Claim, judge, verdicts
 from claim_list import claims as claims_of
 from claim_page import page
@@ -20,7 +21,7 @@ from claim_settings import SETTINGS, SMALL, tuned
 from claim_statistics import quantile, two_sided
 from claims import reproduced, with_other_seeds
 from thinwire.experiments.grid import folder_name
-from thinwire.runs.statistics import Estimate
+from thinwire.runs.statistics import Estimate, paired_difference
 from thinwire.train.data.corpora import resolve
 from thinwire.train.recipes import laptop
 
@@ -72,6 +73,28 @@ def judged(*differences: tuple[float, ...], **fields: bool) -> list[str]:
     return [claim["verdict"] for claim in found]
 
 
+@pytest.mark.parametrize("seeds", [3, 6])
+def test_a_second_look_counts_and_so_does_what_is_not_run(seeds: int) -> None:
+    noise = random.Random(0)
+    table = {
+        arm: {"val_loss_by_seed": {str(s): level + noise.gauss(0, 0.01) for s in range(seeds)}}
+        for arm, level in {"ddp": 2.0, "a": 1.97, "b": 1.98}.items()
+    }
+    claims = [
+        Claim(group="g", text=arm, source="s", weights={arm: 1.0, "ddp": -1.0}) for arm in "abc"
+    ]
+    _, found = judge(iter(claims), table, {"c": "no row"}, dict.fromkeys(table, "dense"))
+    assert found[2]["verdict"] == NOT_RUN
+    effects = [each["effect"] for each in found[:2]]
+    for effect in effects:
+        error = effect["deviation"] * math.sqrt(2 / seeds)
+        alone = two_sided(effect["mean"] / error, effect["degrees_of_freedom"])
+        assert effect["p"] == pytest.approx((2 if seeds > 3 else 1) * alone)
+    least, more = sorted(effects, key=lambda effect: effect["p"])
+    assert least["p_holm"] == pytest.approx(3 * least["p"])
+    assert more["p_holm"] == pytest.approx(max(2 * more["p"], least["p_holm"]))
+
+
 NOISE = (0.005, -0.005, 0.0)
 
 
@@ -118,6 +141,11 @@ def test_rows_that_are_missing_stale_of_another_corpus_or_borrowed_decide_nothin
     ):
         assert reason in why("noloco", rows | {"noloco": rows["noloco"] | changed})
     assert "another K or H" in why("muloco 1 bit K=16", rows)
+    chosen = {arm: own for arm, own in TUNED.chosen.items() if arm not in DECOUPLED}
+    unsearched = SMALL.__class__(**vars(TUNED) | {"chosen": chosen})
+    for setting in (unsearched, replace(unsearched, chosen=chosen | {DECOUPLED[0]: {}})):
+        found = [borrowed(setting, arm, config) for arm, config in arms(setting).items()]
+        assert found.count("rates of another method") == 2 - (DECOUPLED[0] in setting.chosen)
     own = SMALL.__class__(
         **vars(TUNED) | {"chosen": TUNED.chosen | {"muloco K=1": {"inner_lr": 1.5e-2}}}
     )
@@ -156,6 +184,15 @@ def test_a_search_ends_where_every_step_is_worse_and_says_if_it_did_not(monkeypa
     assert claim_tuning.search(config, Path())["at_the_edge_of"] == list(best)
 
 
+def test_settings_that_a_search_begins_at_are_those_of_the_arm() -> None:
+    for arm, config in arms(TUNED).items():
+        settings = claim_tuning.settings_of(config)
+        assert claim_tuning.with_settings(config.method, settings) == config.method, arm
+        for name, other in claim_tuning.steps(settings):
+            changed = replace(config, method=claim_tuning.with_settings(config.method, other))
+            assert claim_tuning.settings_of(changed) == other, (arm, name)
+
+
 def test_a_search_goes_on_from_its_row_and_takes_what_is_steady(monkeypatch) -> None:
     ran = list[tuple[float, int]]()
 
@@ -190,6 +227,21 @@ def test_a_search_goes_on_from_its_row_and_takes_what_is_steady(monkeypatch) -> 
     assert not claim_tuning.is_done(found | {"chosen": {"inner_lr": 0.004}})
     assert claim_tuning.search(config, Path(), found) == found
     assert len(ran) == 7
+
+
+def test_a_search_keeps_what_another_overtook_with_the_first_seed_alone(monkeypatch) -> None:
+    first = {0.004: 1.0, 0.008: 1.1, 0.016: 1.05, 0.002: 1.2, 0.032: 1.3}
+    others = {0.004: 3.0, 0.008: 1.1, 0.016: 2.0}
+
+    def loss(config, settings, seed, out) -> float:
+        del config, out
+        return (first if seed == claim_tuning.SEEDS[0] else others)[settings["inner_lr"]]
+
+    monkeypatch.setattr(claim_tuning, "_loss", loss)
+    monkeypatch.setattr(claim_tuning, "FINALISTS", 2)
+    found = claim_tuning.search(arms(TUNED)["ddp"], Path())
+    assert found["chosen"] == {"inner_lr": 0.008}
+    assert claim_tuning.is_done(found)
 
 
 def test_what_repeats_the_committed_runs_searches_nothing(monkeypatch, tmp_path) -> None:
@@ -334,6 +386,13 @@ def test_pages_of_methods_have_the_losses_of_the_committed_table() -> None:
     effects = {claim["claim"]: claim["effect"] for claim in COMMITTED["claims"]}
     mean = {arm: row["val_loss"]["mean"] for arm, row in COMMITTED["rows"].items()}
 
+    def against(arm: str, reference: str) -> str:
+        return paired_difference(losses(arm), losses(reference)).text("+.3f")
+
+    def losses(arm: str) -> dict[int, float]:
+        found = COMMITTED["rows"][arm]["val_loss_by_seed"]
+        return {int(seed): loss for seed, loss in found.items()}
+
     def tells(name: str, *sentences: str) -> None:
         text = " ".join((ROOT / f"docs/methods/{name}.md").read_text().split())
         assert [each for each in sentences if each not in text] == []
@@ -349,9 +408,23 @@ def test_pages_of_methods_have_the_losses_of_the_committed_table() -> None:
         f"{local[0]:.2f} to {local[1]:.2f} nats against data parallelism",
     )
     released, alone = mean["decoupled momentum"], mean["no exchange but a mean at the end"]
+    lone = effects["MuLoCo K=1 is below DP Muon"]
+    teams = [f"{mean['muloco' + team]:.3f}" for team in ("", " K=8", " K=16")]
+    tells(
+        "muloco",
+        f"by {lone['mean']:.3f} ({lone['low']:+.3f} to {lone['high']:+.3f})",
+        f"480 steps, the loss is {teams[0]}, {teams[1]} and {teams[2]}",
+    )
+    tells(
+        "noloco",
+        *(
+            f"| {against(four, 'diloco')} | {against(eight, 'diloco K=8')} |"
+            for four, eight in (("noloco H=7", "noloco K=8 H=6"), ("noloco", "noloco K=8"))
+        ),
+    )
     tells(
         "sparseloco",
-        f"it is {mean['sparseloco K=16'] - mean['diloco K=16']:.2f} nats behind DiLoCo",
+        f"it is {against('sparseloco K=16', 'diloco K=16')[1:5]} nats behind DiLoCo",
         f"ends {released - alone:.2f} nats above workers that only average",
         f"is {released - mean['decoupled momentum, coupled']:.2f} nats below the released one",
     )

@@ -55,8 +55,12 @@ def _laptop_method(method: str) -> Method:
         "ddp": {"inner": adamw},
         "demo": {"inner": inner.SignSGD(lr=2e-3)},
         "diloco": with_adamw | {"outer": outer.SGD(lr=1.0)},
-        "decoupled_momentum": with_adamw
-        | {"outer": outer.DecoupledNesterov(lr=0.8), "feedback": DecoupledMomentum(decay=0.6)},
+        "decoupled_momentum": {
+            "inner": dataclasses.replace(adamw, lr=5e-4),
+            "sync_every": 10,
+            "outer": outer.DecoupledNesterov(lr=0.8),
+            "feedback": DecoupledMomentum(decay=0.6),
+        },
         "muloco": with_muon | {"outer": _nesterov(0.8, 0.6)},
         "noloco": with_adamw | {"outer": outer.Gossip(lr=0.8, momentum=0.3)},
         "streaming_diloco": with_adamw | {"outer": _nesterov(0.8, 0.6), "layers": 1},
