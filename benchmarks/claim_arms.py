@@ -30,6 +30,7 @@ OVER_WORKERS = {family: f"{family}, over workers" for family in SPARSE}
 """The sparse families with sums divided by K, which want rates of their own."""
 SCATTERED = ("muloco 2 bit", "muloco 1 bit", "streaming_muloco")
 """Codes of which many workers reduce-scatter shards, whose owners encode the mean once more."""
+OWNER_FEEDBACK = "muloco 1 bit, reduce-scatter, feedback of owners"
 DECOUPLED = ("decoupled momentum", "decoupled momentum, coupled")
 """Of no family: they begin at the rates of others."""
 
@@ -215,10 +216,11 @@ def _gossip(setting: Setting) -> dict[str, TrainConfig]:
 
 def _scattered(setting: Setting, found: Mapping[str, TrainConfig]) -> dict[str, TrainConfig]:
     """With as many workers as others, so that nothing else differs."""
-    arms_of = {arm: f"{arm}, reduce-scatter" for arm in SCATTERED}
+    slots = {f"{arm}, reduce-scatter": (arm, tw.ReduceScatter()) for arm in SCATTERED}
+    slots[OWNER_FEEDBACK] = "muloco 1 bit", tw.ReduceScatter(owner_feedback=_FEEDBACK)
     return {
-        name: setting.config(replace(found[arm].method, name=name, exchange=tw.ReduceScatter()))
-        for arm, name in arms_of.items()
+        name: setting.config(replace(found[arm].method, name=name, exchange=exchange))
+        for name, (arm, exchange) in slots.items()
     }
 
 

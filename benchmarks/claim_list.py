@@ -22,6 +22,7 @@ from claim_arms import (
     DENSITIES,
     FRONT,
     OVER_WORKERS,
+    OWNER_FEEDBACK,
     SCATTERED,
     UNTUNED,
     arms,
@@ -359,6 +360,8 @@ def _scattered() -> Iterator[Claim]:
     for arm in SCATTERED:
         text = f"a reduce-scatter of {arm} is as good as a gather"
         yield _as_good(group, text, OURS, f"{arm}, reduce-scatter", arm)
+    text = "a reduce-scatter of muloco 1 bit with feedback of the owners is as good as a gather"
+    yield _as_good(group, text, OURS, OWNER_FEEDBACK, "muloco 1 bit")
 
 
 def _data_parallel() -> Iterator[Claim]:
