@@ -9,7 +9,7 @@ import torch
 import thinwire as tw
 from elastic_hub import METHODS, H, crew, method, train
 from elastic_twin import ElasticHub
-from thinwire.errors import MismatchError
+from thinwire.errors import CheckpointError, MismatchError
 from toy import build_model, same_bits
 
 
@@ -142,3 +142,16 @@ def test_a_loop_reports_its_bytes_and_waits_by_itself_and_the_rest_as_it_is_told
     first.report(loss=2.0)
     assert (node.metrics.loss, node.metrics.tokens_per_s) == (2.0, 10.0)
     assert players[1].node.metrics.loss is None
+
+
+@pytest.mark.parametrize("shape", [[1], [2, 3]])
+def test_a_checkpoint_of_another_shape_is_refused_and_not_spread(shape: list[int]) -> None:
+    model = build_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    transport = tw.transport.in_process(1)[0]
+    loop = tw.OuterLoop(model, optimizer, method(), transport=transport)
+    outer = loop._state.fragments[0].outer
+    before = outer.digest()
+    with pytest.raises(CheckpointError, match="load the state of an outer optimizer"):
+        outer.load_state_dict({**outer.state_dict(), "anchor": torch.ones(shape)})
+    assert outer.digest() == before

@@ -284,13 +284,15 @@ class DelayState(OuterState):
         """Continue from `state`.
 
         Raises:
-            CheckpointError: it has other keys.
+            CheckpointError: it has other keys or shapes.
         """
-        mine = {"anchor", *(f"optimizer.{key}" for key in (*self._buffers, *self._scalars))}
-        if set(state) != mine:
+        mine, theirs = (
+            {k: list(v.shape) for k, v in s.items()} for s in (DelayState.state_dict(self), state)
+        )
+        if theirs != mine:
             raise CheckpointError(
                 "load the state of an outer optimizer",
-                because=f"it has {sorted(state)} and needs {sorted(mine)}",
+                because=f"it has {theirs} and needs {mine}",
                 do="pass what state_dict() of a loop with the same method returned",
             )
         self._sums, self._is_measured = None, False
