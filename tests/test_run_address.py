@@ -119,4 +119,3 @@ def test_a_token_in_an_address_is_that_of_the_environment_or_none_is_used(monkey
     for same in ("", "a-secret-of-many"):
         monkeypatch.setenv("THINWIRE_TOKEN", same)
         assert Address.read(text).secret == "a-secret-of-many"
-    assert Address.read(text).secret == "a-secret-of-many"

@@ -173,6 +173,10 @@ def test_a_run_too_short_for_ten_rounds_is_named_and_that_of_from_is_not_counted
     told = " ".join(capsys.readouterr().out.split())
     assert "The run has 40 steps, so that only rounds of up to 4 were tried, 10 of them" in told
     assert "No bandwidth" not in told
+    # With an H that has ten rounds, it is not the run that is short.
+    few = ("--tokens-per-step", "1024", "--tokens", "80k", "--sync-every", "4", "--target", "99.9%")
+    assert main([*short.split(), *few]) == 0
+    assert "only rounds of" not in " ".join(capsys.readouterr().out.split())
     link = ("--bandwidth", "100Mbit/s", "--latency", "20ms", "--step-time", "0.1s")
     assert main(["plan", "--from", str(simulated("diloco")), *link, "--target", "99%"]) == 0
     told = " ".join(capsys.readouterr().out.split())

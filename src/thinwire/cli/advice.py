@@ -114,8 +114,9 @@ def _notes(advice: Advice, job: Job) -> Iterator[str]:
         yield "One of these would change it:"
         yield from (f"  {_change(change)}" for change in advice.changes)
     elif not advice.recommended:
-        longest = None if job.steps is None else job.steps // FEWEST_ROUNDS
-        if longest is None or longest >= INTERVALS[-1]:
+        wanted = job.sync_every or INTERVALS[-1]
+        longest = wanted if job.steps is None else job.steps // FEWEST_ROUNDS
+        if longest >= wanted:
             yield "No bandwidth or length of rounds that was tried would change it."
         else:
             yield (
