@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from claim_corpora import sympy
-from claim_tuning import Settings, with_settings
+from claim_tuning import WHOLE, Budget, Settings, with_settings
 from thinwire.codecs import Identity
 from thinwire.experiments import Rates
 from thinwire.experiments.grid import with_changes, with_rates
@@ -51,7 +51,7 @@ class Setting:
         step_s: of an inner step, where wall-clock is planned.
         links_bits_per_s: over which it is planned.
         corpus: writes the corpus into a folder; None is the recipe's.
-        searched_steps: of the runs of a search; None is as many as of the others.
+        budget: what the search for an arm's settings may spend.
         only: arms to run, and to judge claims about; all by default.
         chosen: settings that a search chose for a family, or for an arm of another K or H alone.
     """
@@ -67,7 +67,7 @@ class Setting:
     step_s: float
     links_bits_per_s: Mapping[str, float]
     corpus: Callable[[Path], Path] | None = None
-    searched_steps: int | None = None
+    budget: Budget = WHOLE
     only: tuple[str, ...] = ()
     chosen: Mapping[str, Settings] = field(default_factory=dict)
 
@@ -147,7 +147,8 @@ MEDIUM = Setting(
     step_s=0.1,
     links_bits_per_s=SMALL.links_bits_per_s,
     corpus=sympy,
-    searched_steps=800,
+    # Outer settings are those of the small size.
+    budget=Budget(finalists=2, steps=800, names=("inner_lr",)),
     only=(*FAMILIES, "muloco 2 bit", "muloco 1 bit"),
 )
 SETTINGS = {setting.name: setting for setting in (SMALL, MEDIUM)}
@@ -165,6 +166,10 @@ def searched(setting: Setting) -> dict[str, Any]:
 
 
 def tuned(setting: Setting) -> Setting:
-    """`setting` with what searches chose for families, and for arms of another K or H."""
-    chosen = {arm: row["chosen"] for arm, row in searched(setting).items()}
-    return dataclasses.replace(setting, chosen=chosen)
+    """`setting` with what searches chose for families, and for arms of another K or H.
+
+    What its own have not looked at begins where those of the small size ended.
+    """
+    rows = {arm: row for arm, row in searched(SMALL).items() if arm in (setting.only or (arm,))}
+    rows |= searched(setting)
+    return dataclasses.replace(setting, chosen={arm: row["chosen"] for arm, row in rows.items()})

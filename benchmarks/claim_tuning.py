@@ -14,6 +14,7 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -30,8 +31,6 @@ from thinwire.runs.status import RunState, status_of
 from thinwire.train.config import TrainConfig
 
 SEEDS = (10, 11, 12)
-FINALISTS = 4
-"""Candidates that run with all seeds."""
 MOST = 20
 """Candidates of an arm; a search that needs more has not found a minimum, and says so."""
 RATIO = 2.0
@@ -48,6 +47,28 @@ WHAT = (
     "documents, the best of four candidates"
 )
 Settings: TypeAlias = Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What a search may spend.
+
+    Args:
+        finalists: candidates that run with all seeds.
+        steps: of a run; None is as many as of the reported ones.
+        names: settings that are searched; all if there are none.
+    """
+
+    finalists: int = 4
+    steps: int | None = None
+    names: tuple[str, ...] = ()
+
+    def ways(self, settings: Settings, begin: str = "") -> Iterator[tuple[str, dict[str, float]]]:
+        """What is one step away in what is searched."""
+        return (way for way in steps(settings, begin) if way[0] in (self.names or settings))
+
+
+WHOLE = Budget()
 
 
 def with_settings(method: Method, settings: Settings) -> Method:
@@ -104,7 +125,7 @@ def steps(settings: Settings, begin: str = "") -> Iterator[tuple[str, dict[str, 
 
 
 def search(
-    config: TrainConfig, out: Path, known: Mapping[str, Any] | None = None
+    config: TrainConfig, out: Path, known: Mapping[str, Any] | None = None, budget: Budget = WHOLE
 ) -> dict[str, Any]:
     """Search the settings of one arm; runs that are in `out` are kept.
 
@@ -112,6 +133,7 @@ def search(
         config: of the arm.
         out: folder of the runs.
         known: a row of the committed file, from which the search goes on.
+        budget: what it may spend.
 
     Returns:
         a row of the committed file.
@@ -131,7 +153,7 @@ def search(
         return runs[seed]
 
     def untried(settings: Settings, moved: str = "") -> list[tuple[str, dict[str, float]]]:
-        return [way for way in steps(settings, moved) if tuple(way[1].items()) not in tried]
+        return [w for w in budget.ways(settings, moved) if tuple(w[1].items()) not in tried]
 
     moved = ""
     loss(begin, first)
@@ -141,7 +163,7 @@ def search(
         if loss(other, first) < loss(best, first):
             best, moved = other, name
     while True:
-        finalists = sorted(tried, key=lambda each: tried[each][first])[:FINALISTS]
+        finalists = sorted(tried, key=lambda each: tried[each][first])[: budget.finalists]
         for each in finalists:
             for seed in SEEDS:
                 loss(dict(each), seed)
@@ -157,7 +179,7 @@ def search(
         "chosen": dict(chosen),
         "why": f"the lowest mean over seeds {', '.join(map(str, SEEDS))} of "
         f"{len(whole)} of {len(tried)}" + (f"; not settled after {MOST}" if around else ""),
-        "at_the_edge_of": list(best) if around else [],
+        "at_the_edge_of": list(budget.names or best) if around else [],
         "candidates": [
             {"settings": dict(each), "runs": {str(s): {"val_loss": v} for s, v in runs.items()}}
             for each, runs in tried.items()
@@ -175,14 +197,16 @@ def lowest(row: Mapping[str, Any]) -> Settings | None:
     return min(means, key=lambda each: each[0], default=(0.0, None))[1]
 
 
-def is_done(row: Mapping[str, Any] | None) -> bool:
+def is_done(row: Mapping[str, Any] | None, budget: Budget = WHOLE) -> bool:
     """Whether a row of the committed file is of a search by this rule, and chose by it."""
     if row is None or lowest(row) != row["chosen"]:
         return False
     tried = [each["settings"] for each in row["candidates"]]
     runs = [len(each["runs"]) for each in row["candidates"]]
-    is_around = bool(row["at_the_edge_of"]) or all(w in tried for _, w in steps(row["chosen"]))
-    return is_around and runs.count(len(SEEDS)) >= min(FINALISTS, len(runs))
+    is_around = bool(row["at_the_edge_of"]) or all(
+        w in tried for _, w in budget.ways(row["chosen"])
+    )
+    return is_around and runs.count(len(SEEDS)) >= min(budget.finalists, len(runs))
 
 
 def _loss(config: TrainConfig, settings: Settings, seed: int, out: Path) -> float:
@@ -210,14 +234,14 @@ def search_all(
     jobs: int,
     *,
     known: Mapping[str, Any],
-    steps: int | None = None,
+    budget: Budget = WHOLE,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Search the settings of arms, some at a time; yields the row of each as it is found."""
     if not configs:
         return
     corpus = held_out(next(iter(configs.values())).data.corpus, out / "corpus")
     changes: dict[str, Any] = {"data.corpus": str(corpus), "data.tokenizer": "ids:256"}
-    changes |= {"steps": steps} if steps is not None else {}
+    changes |= {"steps": budget.steps} if budget.steps is not None else {}
     with ProcessPoolExecutor(jobs, mp_context=get_context("forkserver")) as pool:
         running = {
             pool.submit(
@@ -225,6 +249,7 @@ def search_all(
                 with_changes(config, changes),
                 out / arm.replace(" ", "-"),
                 known.get(arm),
+                budget,
             ): arm
             for arm, config in configs.items()
         }

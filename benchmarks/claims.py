@@ -136,13 +136,13 @@ def _search_missing(setting: Setting, out: Path, only: tuple[str, ...]) -> None:
         missing = {
             arm: config
             for arm, config in arms(own).items()
-            if not is_done(known.get(arm))
+            if not is_done(known.get(arm), setting.budget)
             and (arm in FAMILIES) == is_family
             and (is_family or arm in wanting or borrowed(own, arm, config))
             and (not only or arm in only)
         }
-        steps = setting.searched_steps
-        for arm, row in search_all(missing, out, setting.jobs, known=known, steps=steps):
+        found = search_all(missing, out, setting.jobs, known=known, budget=setting.budget)
+        for arm, row in found:
             # At once or not at all: time may be up while it is written.
             write_json(file, {"what": WHAT, "rows": searched(setting) | {arm: row}})
             print(f"{arm}: {row['chosen']}, {row['why']}", flush=True)

@@ -18,6 +18,7 @@ LOSES = [
     codecs.TopK(k=64),
     codecs.TopK(k=4095),
     codecs.Quantise(bits=2, groups=codecs.Tensors()),
+    codecs.Quantise(bits=1),
     codecs.E3M0(groups=codecs.Tensors()),
     codecs.RandomK(groups=codecs.Tensors()),
     codecs.PerRole(default=codecs.CastBF16(), vector=codecs.TopK()),

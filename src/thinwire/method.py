@@ -12,7 +12,6 @@ connection live elsewhere.
 """
 
 import dataclasses
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -21,14 +20,9 @@ from typing import Any, Final, cast
 from thinwire import aggregate, codecs, exchange, feedback, fragments, inner, outer
 from thinwire.aggregate import Aggregate, MeanOverWorkers
 from thinwire.codecs import Codec, Identity
-from thinwire.errors import (
-    ConfigurationError,
-    LossyReduceScatterWarning,
-    ThinwireError,
-    check,
-    check_whole,
-)
+from thinwire.errors import ConfigurationError, ThinwireError, check, check_whole
 from thinwire.exchange import Automatic, Exchange, Pairs, ReduceScatter
+from thinwire.exchange.state import warn_of_sharding_loss
 from thinwire.feedback import Feedback, NoFeedback
 from thinwire.fragments import Fragments, Whole
 from thinwire.handshake import first_difference, flatten_description
@@ -130,7 +124,7 @@ class Method:
 
     Warns:
         LossyReduceScatterWarning: a `ReduceScatter` without owner feedback whose codec loses much
-            of a mean, such as Top-k.
+            of a mean, such as Top-k or one bit. `Automatic` warns when it takes one.
 
     >>> import dataclasses, thinwire as tw
     >>> method = tw.presets.diloco(sync_every=15)
@@ -202,16 +196,8 @@ class Method:
             because="no answer comes back for it to absorb",
             do="pass owner_feedback=ErrorFeedback()",
         )
-        loss = self.codec.sharding_loss
-        if loss is not None and isinstance(exchange.owner_feedback, NoFeedback):
-            warnings.warn(
-                f"method {self.name!r} loses much of what {type(self.codec).__name__} sends under "
-                f"ReduceScatter() without owner feedback; because {loss}; do: pass "
-                "exchange=ReduceScatter(owner_feedback=ErrorFeedback()), or Gather(), or leave "
-                "exchange out",
-                LossyReduceScatterWarning,
-                stacklevel=4,  # the caller of Method(): __init__ and __post_init__ lie between
-            )
+        # The caller of Method(): __init__ and __post_init__ lie between.
+        warn_of_sharding_loss(f"method {self.name!r}", self.codec, exchange, stacklevel=4)
 
     def describe(self) -> dict[str, Any]:
         """The method as JSON-able data, without its name."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import claim_settings
 import claim_tuning
 import claims
 import wire_claims
@@ -27,7 +28,9 @@ from thinwire.train.recipes import laptop
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = json.loads((ROOT / "benchmarks/results/claims-small.json").read_text())
-TUNED = tuned(SMALL)
+# An arm has owners that encode one bit again: what that loses is what it measures.
+pytestmark = pytest.mark.filterwarnings("ignore::thinwire.LossyReduceScatterWarning")
+TUNED, SEARCHED = tuned(SMALL), claim_settings.searched(SMALL)
 
 
 @pytest.mark.parametrize("name", ["small", "medium"])
@@ -238,10 +241,33 @@ def test_a_search_keeps_what_another_overtook_with_the_first_seed_alone(monkeypa
         return (first if seed == claim_tuning.SEEDS[0] else others)[settings["inner_lr"]]
 
     monkeypatch.setattr(claim_tuning, "_loss", loss)
-    monkeypatch.setattr(claim_tuning, "FINALISTS", 2)
-    found = claim_tuning.search(arms(TUNED)["ddp"], Path())
+    two = claim_tuning.Budget(finalists=2)
+    found = claim_tuning.search(arms(TUNED)["ddp"], Path(), budget=two)
     assert found["chosen"] == {"inner_lr": 0.008}
-    assert claim_tuning.is_done(found)
+    assert claim_tuning.is_done(found, two)
+    assert not claim_tuning.is_done(found)
+
+
+def test_the_larger_size_searches_inner_rates_from_where_the_small_one_ended(monkeypatch) -> None:
+    monkeypatch.setattr(claim_settings, "searched", lambda s: SEARCHED if s is SMALL else {})
+    medium = tuned(SETTINGS["medium"])
+    for arm, config in arms(medium).items():
+        assert claim_tuning.settings_of(config) == claim_tuning.settings_of(arms(TUNED)[arm]), arm
+    ran = list[dict[str, float]]()
+
+    def loss(config, settings, seed, out) -> float:
+        del config, seed, out
+        ran.append(settings)
+        return settings["inner_lr"]
+
+    monkeypatch.setattr(claim_tuning, "_loss", loss)
+    monkeypatch.setattr(claim_tuning, "MOST", 3)
+    found = claim_tuning.search(arms(medium)["muloco"], Path(), budget=medium.budget)
+    rates = [settings.pop("inner_lr") for settings in ran]
+    # Two finalists of three; and it is at an edge, for nothing more may be tried.
+    assert rates == [0.005, 0.0025, 0.00125, 0.00125, 0.00125, 0.0025, 0.0025]
+    assert found["at_the_edge_of"] == ["inner_lr"]
+    assert all(settings == {"outer_lr": 0.8, "outer_momentum": 0.6} for settings in ran)
 
 
 def test_what_repeats_the_committed_runs_searches_nothing(monkeypatch, tmp_path) -> None:

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import logging
 import struct
+import warnings
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 import thinwire as tw
 from changes import Changing, Tamper, Wire, of_worker_1
-from exchanges import CODECS, flipped, poisoned
+from exchanges import CODECS, flipped, poisoned, state_of
 from thinwire import codecs
 from thinwire.aggregate import Payloads, aggregate_valid
 from thinwire.exchange.message import HEADER_NBYTES
@@ -108,6 +109,18 @@ def test_automatic_gathers_among_few_or_while_it_is_little(
         assert chosen == (tw.Gather() if workers in gathering else OWNED)
     with pytest.raises(tw.ConfigurationError, match="few to 0"):
         tw.Automatic(few=0)
+
+
+def test_an_automatic_reduce_scatter_that_loses_much_is_warned_of() -> None:
+    one_bit = {"codec": codecs.Quantise(bits=1), "layout": Layout.vector(4096 * 40)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        state_of(tw.Automatic(), 0, 32, **one_bit)  # gathers
+        state_of(tw.Automatic(few=34), 0, 34, **one_bit)
+        state_of(tw.Automatic(otherwise=OWNED), 0, 34, **one_bit)
+        state_of(tw.Automatic(), 0, 34, **one_bit | {"codec": codecs.Quantise(bits=2)})
+    with pytest.warns(tw.LossyReduceScatterWarning, match=r"34 workers.*Quantise.*Gather\(\)"):
+        state_of(tw.Automatic(), 0, 34, **one_bit)
 
 
 class WiredTeam(Team):

@@ -75,6 +75,13 @@ class Quantise(GroupedCodec):
         )
 
     @property
+    def sharding_loss(self) -> str | None:
+        """One bit is too little for a mean: four workers lost .08 nats (docs/evidence.md)."""
+        if self.bits > 1:
+            return super(Quantise, self).sharding_loss
+        return "a mean of one-bit numbers has more levels than two; owner feedback hardly helps"
+
+    @property
     def record_id(self) -> str:
         """table-1, table-2, table-4 or affine-8."""
         return f"{'affine' if self.bits == 8 else 'table'}-{self.bits}"

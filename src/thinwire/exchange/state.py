@@ -26,7 +26,14 @@ from thinwire.aggregate import (
 from thinwire.blocks import DenseVector, LazyVector, StreamedVector, VectorPart
 from thinwire.checksums import checksums, refuse_vector
 from thinwire.codecs import BoundCodec, Codec
-from thinwire.errors import NonFiniteError, RoundDiscarded, SameWorkWarning, check, check_whole
+from thinwire.errors import (
+    LossyReduceScatterWarning,
+    NonFiniteError,
+    RoundDiscarded,
+    SameWorkWarning,
+    check,
+    check_whole,
+)
 from thinwire.exchange.message import (
     HEADER_NBYTES,
     Header,
@@ -146,6 +153,8 @@ class Exchange:
     def bind(self, context: ExchangeContext) -> ExchangeState:
         """A fresh exchange state for one fragment."""
         chosen = self.choose(context.codec, context.layout, context.aggregate, context.workers)
+        if chosen is not self:
+            warn_of_sharding_loss(f"{context.workers} workers", context.codec, chosen, stacklevel=2)
         return ExchangeState(context, chosen)
 
     def sizes(
@@ -252,6 +261,20 @@ class Automatic(Exchange):
             return Gather()
         # Shards are cut between rows, so those of a small vector may be no smaller than it is.
         return min(Gather(), self.otherwise, key=received)
+
+
+def warn_of_sharding_loss(who: str, codec: Codec, exchange: Exchange, *, stacklevel: int) -> None:
+    """Warn of owners that encode a mean again by a codec that loses much of it."""
+    loss = codec.sharding_loss
+    plain = isinstance(exchange, ReduceScatter) and isinstance(exchange.owner_feedback, NoFeedback)
+    if plain and loss is not None:
+        warnings.warn(
+            f"{who} would lose much of what {type(codec).__name__} sends under ReduceScatter() "
+            f"without owner feedback; because {loss}; do: pass exchange=Gather(), or a codec that "
+            "keeps more, or ReduceScatter(owner_feedback=ErrorFeedback())",
+            LossyReduceScatterWarning,
+            stacklevel=stacklevel + 1,
+        )
 
 
 def peers_of(workers: int, *, round: int, seed: int) -> list[int]:

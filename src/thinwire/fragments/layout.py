@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 CHUNK = 4096
@@ -90,6 +90,10 @@ class Layout:
     def where(self, accept: Callable[[Segment], bool]) -> "Layout":
         """The same vector with only the segments for which `accept` is true."""
         return Layout(segments=tuple(filter(accept, self.segments)), numel=self.numel)
+
+    def without_names(self) -> "Layout":
+        """The same shapes and roles: equal for equal layers of a model."""
+        return replace(self, segments=tuple(replace(s, name="") for s in self.segments))
 
     def cut(self, parts: int) -> "list[tuple[int, Layout]]":
         """`parts` pieces of the vector of about equal size: (first element, layout of the piece).

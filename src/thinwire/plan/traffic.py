@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from functools import cache, partial
 
 from thinwire.exchange import Pattern, Sizes
 from thinwire.exchange.message import HEADER_NBYTES
@@ -167,8 +168,10 @@ def traffic(
     [(0, 59), (15, 40)]
     """
     numels, messages = {part.name: part.numel for part in shape.parts}, list[MessageSpec]()
+    # Of equal layers, one is computed: a thousand workers have as many shards of each.
+    sizes_of = cache(partial(_sizes, method, workers, rank))
     for fragment in method.fragments.plan(shape.parts, sync_every=method.sync_every):
-        sizes = _sizes(method, shape.layout(fragment.names), workers, rank)
+        sizes = sizes_of(shape.layout(fragment.names).without_names())
         added = 0 if workers == 1 or sizes.pattern == "server" else added_nbytes
         message = MessageSpec(
             offset=fragment.offset_steps,
@@ -191,7 +194,7 @@ def traffic(
     )
 
 
-def _sizes(method: Method, layout: Layout, workers: int, rank: int) -> Sizes:
+def _sizes(method: Method, workers: int, rank: int, layout: Layout) -> Sizes:
     if not isinstance(method.outer, DelayedNesterov):
         codec, aggregate = method.codec, method.aggregate
         return method.exchange.sizes(codec, layout, aggregate, workers=workers, rank=rank)
