@@ -21,14 +21,18 @@ Curve = Sequence[tuple[int, float]]
 
 def clock(
     setting: Setting, configs: Mapping[str, TrainConfig], curves: Mapping[str, Curve]
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """Seconds of every family over every link: of the whole run, and to DiLoCo's final loss.
+
+    None while DiLoCo did not run.
 
     Args:
         setting: has the links.
         configs: of the arms.
         curves: of each arm, validation loss after so many steps, in the mean of its seeds.
     """
+    if "diloco" not in curves:
+        return None
     target = curves["diloco"][-1][1]
     links = {
         name: Link.of(rate, latency_s=LATENCY_S) for name, rate in setting.links_bits_per_s.items()

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from claim_list import BASELINES, NOT_RUN, OPPOSITE, OURS, REPRODUCED, UNDECIDED
+from claim_list import BASELINES, NOT_RUN, OPPOSITE, OURS, REPRODUCED, UNDECIDED, base
 from claim_settings import Setting, searched
-from claim_tuning import lowest, steps
+from claim_tuning import WHOLE, lowest
 from moved_bytes import megabytes
 from thinwire.plan.units import times_text
 
@@ -43,7 +43,7 @@ def _head(setting: Setting, found: Mapping[str, Any]) -> Iterator[str]:
     papers = [claim for claim in found["claims"] if claim["source"] != OURS]
     ours = [claim for claim in found["claims"] if claim["source"] == OURS]
     file = f"benchmarks/results/claims-{setting.name}.json"
-    base = found["rows"][BASELINES[0]]
+    first = base(found["rows"])
     yield f"# The published claims, at the {setting.name} setting"
     yield ""
     yield f"{setting.what}, unless the name of an arm"
@@ -64,18 +64,25 @@ def _head(setting: Setting, found: Mapping[str, Any]) -> Iterator[str]:
     yield "claims that are not run count, too. Below 5 %, a claim is"
     yield f"**{REPRODUCED}**, or **{OPPOSITE}** is found; otherwise it is"
     yield f"{UNDECIDED}. *As good as* allows {found['margin_nats']:.4f} nats: the"
-    yield "standard deviation between seeds of data parallelism, pooled over AdamW and Muon."
+    yield f"standard deviation between seeds of data parallelism, pooled over {_pooled(found)}."
     yield ""
-    yield f"A claim is **{NOT_RUN}** if a row of it is missing, of one seed, of another corpus, of"
-    yield "a method whose settings have changed since, or at rates that were searched for another K"
-    yield "or H, or for another method: such rows decide nothing, whatever they show."
+    yield f"A claim is **{NOT_RUN}** if a row of it is missing, of fewer than three seeds, of"
+    yield "another corpus, of a method whose settings have changed since, or at rates that were"
+    yield "searched for another K or H, or for another method: such rows decide nothing, whatever"
+    yield "they show."
     yield ""
     yield f"`python benchmarks/claims.py {setting.name} OUT` repeats the runs and compares losses"
     yield "with these. With the torch and the model of processor that a row names"
-    yield f"({BASELINES[0]}: {base['machine']}) they must be equal, elsewhere within three standard"
-    yield "deviations between seeds. The SHA-256 of the corpus, which differs between versions of"
-    yield f"Python, begins with {base['corpus'][:16]}."
+    yield f"({next(iter(found['rows']))}: {first['machine']}) they must be equal, elsewhere within"
+    yield "three standard deviations between seeds. The SHA-256 of the corpus begins with"
+    varies = "" if setting.corpus else ", and differs between versions of Python"
+    yield f"{first['corpus'][:16]}{varies}."
     yield ""
+
+
+def _pooled(found: Mapping[str, Any]) -> str:
+    names = {"ddp": "AdamW", "ddp-muon": "Muon"}
+    return " and ".join(name for arm, name in names.items() if arm in found["rows"]) or "none yet"
 
 
 def _counts(claims: Sequence[Mapping[str, Any]]) -> str:
@@ -123,7 +130,7 @@ def _rows(setting: Setting, found: Mapping[str, Any]) -> Iterator[str]:
     yield "store or a hub, a worker sends *up* once what all others read. Point to point it sends"
     yield "as much as it receives (*down*). *Times fewer* compares up and down together with a ring"
     yield "all-reduce of 16-bit gradients at every step, which moves 2 (K - 1) / K of their bytes"
-    yield f"each way: {megabytes(found['rows'][BASELINES[0]]['all_reduce_bytes_each_way'])} up and"
+    yield f"each way: {megabytes(base(found['rows'])['all_reduce_bytes_each_way'])} up and"
     yield f"as much down with {setting.workers} workers."
     yield ""
     yield (
@@ -132,11 +139,12 @@ def _rows(setting: Setting, found: Mapping[str, Any]) -> Iterator[str]:
     )
     yield "|---|---|---|---|---|---|---|---|"
     for arm, row in found["rows"].items():
-        against = " | ".join(_signed(row[f"minus_{base}"]) for base in BASELINES)
+        against = (row.get(f"minus_{baseline}") for baseline in BASELINES)
+        cells = " | ".join("" if effect is None else _signed(effect) for effect in against)
         moved = (row["sent_bytes_per_worker"], row["received_bytes_per_worker"])
         fewer = (row["times_fewer_by_store"], row["times_fewer_point_to_point"])
         yield (
-            f"| {arm} | {row['val_loss']['mean']:.4f}{_error(row['val_loss'])} | {against} | "
+            f"| {arm} | {row['val_loss']['mean']:.4f}{_error(row['val_loss'])} | {cells} | "
             f"{' | '.join(map(megabytes, moved))} | {' | '.join(map(times_text, fewer))} |"
         )
     yield ""
@@ -144,6 +152,8 @@ def _rows(setting: Setting, found: Mapping[str, Any]) -> Iterator[str]:
 
 def _clock(found: Mapping[str, Any]) -> Iterator[str]:
     clock = found["clock"]
+    if clock is None:
+        return
     yield "## Loss against wall-clock"
     yield ""
     yield f"The planner computed how long these runs take over a link: {clock['step_s']} s a step,"
@@ -175,6 +185,9 @@ def _rates(setting: Setting) -> Iterator[str]:
     yield "The first seed is 10. The best four also run with 11 and 12, and all that is a step from"
     yield "the one that they choose is tried, too. The loss is that of documents of the training"
     yield "side that the search holds out: neither these seeds nor these documents are reported."
+    if setting.budget != WHOLE:
+        yield f"Here only {' and '.join(setting.budget.names)} is searched, from the rates of the"
+        yield f"small size, in runs of {setting.budget.steps} steps with the first seed alone."
     yield "Not all arms are there yet: *seeds* are those by which the rates were chosen, 0 and 1"
     yield "being of an earlier search, of four candidates by reported losses; *untried* are steps"
     yield "from the chosen rates that no run has taken."
@@ -191,11 +204,11 @@ def _rates(setting: Setting) -> Iterator[str]:
         cells = [f"{chosen[name]:g}" if name in chosen else "" for name in names]
         by = next(each["runs"] for each in row["candidates"] if each["settings"] == chosen)
         tried = [each["settings"] for each in row["candidates"]]
-        untried = sum(step not in tried for _, step in steps(chosen))
+        untried = sum(step not in tried for _, step in setting.budget.ways(chosen))
         yield f"| {arm} | {' | '.join(cells)} | {', '.join(by)} | {untried} |"
     yield ""
     for arm, row in rows.items():
-        if (found := lowest(row)) not in (None, row["chosen"]):
+        if (found := lowest(row, setting.budget.seeds)) not in (None, row["chosen"]):
             rates = ", ".join(f"{name} {value:g}" for name, value in found.items())
             yield f"* **{arm}** has other rates than the search prefers so far: {rates}."
     yield ""

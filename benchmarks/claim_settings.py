@@ -148,7 +148,7 @@ MEDIUM = Setting(
     links_bits_per_s=SMALL.links_bits_per_s,
     corpus=sympy,
     # Outer settings are those of the small size.
-    budget=Budget(finalists=2, steps=800, names=("inner_lr",)),
+    budget=Budget(seeds=(10,), steps=800, names=("inner_lr",)),
     only=(*FAMILIES, "muloco 2 bit", "muloco 1 bit"),
 )
 SETTINGS = {setting.name: setting for setting in (SMALL, MEDIUM)}

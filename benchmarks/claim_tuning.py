@@ -31,6 +31,8 @@ from thinwire.runs.status import RunState, status_of
 from thinwire.train.config import TrainConfig
 
 SEEDS = (10, 11, 12)
+FINALISTS = 4
+"""Candidates that run with all seeds."""
 MOST = 20
 """Candidates of an arm; a search that needs more has not found a minimum, and says so."""
 RATIO = 2.0
@@ -54,12 +56,12 @@ class Budget:
     """What a search may spend.
 
     Args:
-        finalists: candidates that run with all seeds.
+        seeds: of the best candidates; the first is that of all.
         steps: of a run; None is as many as of the reported ones.
         names: settings that are searched; all if there are none.
     """
 
-    finalists: int = 4
+    seeds: tuple[int, ...] = SEEDS
     steps: int | None = None
     names: tuple[str, ...] = ()
 
@@ -138,7 +140,7 @@ def search(
     Returns:
         a row of the committed file.
     """
-    first, tried = SEEDS[0], dict[tuple[tuple[str, float], ...], dict[int, float]]()
+    first, tried = budget.seeds[0], dict[tuple[tuple[str, float], ...], dict[int, float]]()
     begin = settings_of(config)
     for each in known["candidates"] if known else ():
         runs = {int(seed): run["val_loss"] for seed, run in each["runs"].items()}
@@ -163,12 +165,12 @@ def search(
         if loss(other, first) < loss(best, first):
             best, moved = other, name
     while True:
-        finalists = sorted(tried, key=lambda each: tried[each][first])[: budget.finalists]
+        finalists = sorted(tried, key=lambda each: tried[each][first])[:FINALISTS]
         for each in finalists:
-            for seed in SEEDS:
+            for seed in budget.seeds:
                 loss(dict(each), seed)
         # Also of those that others have overtaken with the first seed since.
-        whole = [each for each, runs in tried.items() if len(runs) == len(SEEDS)]
+        whole = [each for each, runs in tried.items() if len(runs) == len(budget.seeds)]
         chosen = min(whole, key=lambda each: sum(tried[each].values()))
         around = untried(dict(chosen))
         if not around or len(tried) >= MOST:
@@ -177,7 +179,7 @@ def search(
             loss(other, first)
     return {
         "chosen": dict(chosen),
-        "why": f"the lowest mean over seeds {', '.join(map(str, SEEDS))} of "
+        "why": f"the lowest mean over seeds {', '.join(map(str, budget.seeds))} of "
         f"{len(whole)} of {len(tried)}" + (f"; not settled after {MOST}" if around else ""),
         "at_the_edge_of": list(budget.names or best) if around else [],
         "candidates": [
@@ -187,26 +189,26 @@ def search(
     }
 
 
-def lowest(row: Mapping[str, Any]) -> Settings | None:
+def lowest(row: Mapping[str, Any], seeds: tuple[int, ...] = SEEDS) -> Settings | None:
     """What has the lowest mean of all that ran with all seeds; None if nothing did."""
     means = [
         (statistics.fmean(run["val_loss"] for run in each["runs"].values()), each["settings"])
         for each in row["candidates"]
-        if {*map(str, SEEDS)} == each["runs"].keys()
+        if {*map(str, seeds)} == each["runs"].keys()
     ]
     return min(means, key=lambda each: each[0], default=(0.0, None))[1]
 
 
 def is_done(row: Mapping[str, Any] | None, budget: Budget = WHOLE) -> bool:
     """Whether a row of the committed file is of a search by this rule, and chose by it."""
-    if row is None or lowest(row) != row["chosen"]:
+    if row is None or lowest(row, budget.seeds) != row["chosen"]:
         return False
     tried = [each["settings"] for each in row["candidates"]]
     runs = [len(each["runs"]) for each in row["candidates"]]
     is_around = bool(row["at_the_edge_of"]) or all(
         w in tried for _, w in budget.ways(row["chosen"])
     )
-    return is_around and runs.count(len(SEEDS)) >= min(budget.finalists, len(runs))
+    return is_around and runs.count(len(budget.seeds)) >= min(FINALISTS, len(runs))
 
 
 def _loss(config: TrainConfig, settings: Settings, seed: int, out: Path) -> float:

@@ -10,8 +10,8 @@ of all seeds are written there, and docs/claims-SETTING.md; then the rates of ev
 every arm of another K or H or over workers, are first searched by one rule, unless
 benchmarks/results/ has them.
 After a change of some arms, --write --arms "ARM" "ARM" searches and runs these alone and keeps the
-rows of all others, and with --seeds 3 4 5 adds these seeds to theirs; --judge runs nothing, and
-writes what today's rules say of the committed rows.
+rows of all others, and with --seeds 3 4 5 adds these seeds to theirs, or with --seeds 0 begins with
+one; --judge runs nothing, and writes what today's rules say of the committed rows.
 """
 
 import json
@@ -80,12 +80,12 @@ class Command:
 
 
 def main(command: Command) -> None:
-    has_more = command.seeds == MORE_SEEDS and command.arms
-    if command.write and command.seeds != SEEDS and not has_more:
+    known = {*command.seeds} <= {*SEEDS, *MORE_SEEDS}
+    if command.write and command.seeds != SEEDS and not (command.arms and known):
         raise ConfigurationError(
             f"write the results of seeds {command.seeds}",
             because=f"the committed table is of seeds {SEEDS}, and of {MORE_SEEDS} for some arms",
-            do="leave out --write or --seeds, or name arms for these",
+            do="leave out --write or --seeds, or name arms for some of these",
         )
     if command.minutes is not None:
         signal.signal(signal.SIGALRM, _time_is_up)

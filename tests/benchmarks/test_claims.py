@@ -15,7 +15,17 @@ import claim_tuning
 import claims
 import wire_claims
 from claim_arms import DECOUPLED, arms, borrowed, kind
-from claim_list import NOT_RUN, OPPOSITE, OURS, REPRODUCED, UNDECIDED, Claim, judge, verdicts
+from claim_list import (
+    NOT_RUN,
+    OPPOSITE,
+    OURS,
+    REPRODUCED,
+    UNDECIDED,
+    Claim,
+    fingerprint,
+    judge,
+    verdicts,
+)
 from claim_list import claims as claims_of
 from claim_page import page
 from claim_settings import SETTINGS, SMALL, tuned
@@ -140,7 +150,7 @@ def test_rows_that_are_missing_stale_of_another_corpus_or_borrowed_decide_nothin
     for changed, reason in (
         ({"corpus": "0"}, "another corpus"),
         ({"method": "0"}, "stale"),
-        ({"val_loss_by_seed": {"0": 1.0}}, "one seed"),
+        ({"val_loss_by_seed": {"0": 1.0}}, "fewer than 3 seeds"),
     ):
         assert reason in why("noloco", rows | {"noloco": rows["noloco"] | changed})
     assert "another K or H" in why("muloco 1 bit K=16", rows)
@@ -154,6 +164,32 @@ def test_rows_that_are_missing_stale_of_another_corpus_or_borrowed_decide_nothin
     )
     assert arms(own)["muloco K=1"].method.inner.lr == 1.5e-2
     assert "stale" in why("muloco K=1", rows, own)
+
+
+def test_a_size_that_has_begun_has_a_page_and_decides_what_its_rows_can() -> None:
+    medium = tuned(SETTINGS["medium"])
+    configs = arms(medium)
+    rows = {
+        arm: COMMITTED["rows"][arm] | {"method": fingerprint(configs[arm].method)}
+        for arm in ("ddp-muon", "muloco")
+    }
+    rows["muloco 1 bit"] = rows["muloco"] | {"val_loss_by_seed": {"0": 1.0}}
+    rows["muloco 1 bit"]["method"] = fingerprint(configs["muloco 1 bit"].method)
+    bare = {
+        arm: {key: value for key, value in row.items() if not key.startswith("minus_")}
+        for arm, row in rows.items()
+    }
+    found = claims.result(medium, {}, COMMITTED | {"rows": bare})
+    assert found["clock"] is None
+    decided = [claim["claim"] for claim in found["claims"] if claim["verdict"] != NOT_RUN]
+    assert decided == ["MuLoCo is as good as DP Muon"]
+    why = {claim["claim"]: claim.get("why") for claim in found["claims"]}
+    assert why["MuLoCo is below DP AdamW"] == "no row (ddp)"
+    one_bit = "1-bit MuLoCo with feedback is as good as full precision"
+    assert why[one_bit] == "fewer than 3 seeds (muloco 1 bit)"
+    text = page(medium, found)
+    assert "| ddp-muon | 1.4601 ± 0.0010 |  | +0.0000" in text
+    assert "pooled over Muon." in text
 
 
 def test_a_search_ends_where_every_step_is_worse_and_says_if_it_did_not(monkeypatch) -> None:
@@ -241,11 +277,10 @@ def test_a_search_keeps_what_another_overtook_with_the_first_seed_alone(monkeypa
         return (first if seed == claim_tuning.SEEDS[0] else others)[settings["inner_lr"]]
 
     monkeypatch.setattr(claim_tuning, "_loss", loss)
-    two = claim_tuning.Budget(finalists=2)
-    found = claim_tuning.search(arms(TUNED)["ddp"], Path(), budget=two)
+    monkeypatch.setattr(claim_tuning, "FINALISTS", 2)
+    found = claim_tuning.search(arms(TUNED)["ddp"], Path())
     assert found["chosen"] == {"inner_lr": 0.008}
-    assert claim_tuning.is_done(found, two)
-    assert not claim_tuning.is_done(found)
+    assert claim_tuning.is_done(found)
 
 
 def test_the_larger_size_searches_inner_rates_from_where_the_small_one_ended(monkeypatch) -> None:
@@ -264,9 +299,10 @@ def test_the_larger_size_searches_inner_rates_from_where_the_small_one_ended(mon
     monkeypatch.setattr(claim_tuning, "MOST", 3)
     found = claim_tuning.search(arms(medium)["muloco"], Path(), budget=medium.budget)
     rates = [settings.pop("inner_lr") for settings in ran]
-    # Two finalists of three; and it is at an edge, for nothing more may be tried.
-    assert rates == [0.005, 0.0025, 0.00125, 0.00125, 0.00125, 0.0025, 0.0025]
-    assert found["at_the_edge_of"] == ["inner_lr"]
+    # By one seed; and it is at an edge, for nothing more may be tried.
+    assert (rates, found["at_the_edge_of"]) == ([0.005, 0.0025, 0.00125], ["inner_lr"])
+    assert claim_tuning.is_done(found, medium.budget)
+    assert not claim_tuning.is_done(found)
     assert all(settings == {"outer_lr": 0.8, "outer_momentum": 0.6} for settings in ran)
 
 
