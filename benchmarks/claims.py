@@ -2,7 +2,8 @@
 
 python benchmarks/claims.py small OUT              two cores, under half an hour a seed
 python benchmarks/claims.py medium OUT             the main claims at 2.0M parameters: a day and a
-                                                   night, or --minutes at a time; on a GPU, too
+                                                   night, or --minutes at a time; on a GPU, too,
+                                                   with --jobs 12
 
 Runs that are in OUT are kept and unfinished ones go on. All arms run with seed 0, then 1, then 2,
 and losses are compared with those in benchmarks/results/. If there are none, or with --write, those
@@ -75,6 +76,8 @@ class Command:
     """Replace the committed results instead of comparing with them."""
     arms: tuple[str, ...] = ()
     """Which arms to run, all by default; the committed rows of the others are kept."""
+    jobs: int | None = None
+    """How many runs at a time, such as 12 on one GPU; by default as the setting has it."""
     judge: bool = False
     """Run nothing, and judge the committed rows again."""
 
@@ -91,7 +94,8 @@ def main(command: Command) -> None:
         signal.signal(signal.SIGALRM, _time_is_up)
         signal.setitimer(signal.ITIMER_REAL, 60 * command.minutes)
     try:
-        _test(SETTINGS[command.setting], command)
+        setting = SETTINGS[command.setting]
+        _test(replace(setting, jobs=command.jobs or setting.jobs), command)
     except KeyboardInterrupt:
         sys.exit("stopped before the end; repeat the command, which goes on from here")
 

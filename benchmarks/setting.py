@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 # Not needed to tell one run from another, and different at every repetition.
 _TIMES = ("wall_s", "tokens_per_s", "wait_s", "versions")
 
@@ -32,6 +34,8 @@ def kind_of_machine() -> str:
     info = Path("/proc/cpuinfo")
     known = re.findall(r"^(?:cpu family|model)\s*: (.*)$", info.read_text(), re.M)[:2]
     processor = [platform.machine(), *known] if info.exists() else [platform.processor()]
+    if torch.cuda.is_available():  # runs are there by themselves
+        processor = [torch.cuda.get_device_name()]
     return f"torch {importlib.metadata.version('torch')}, {' '.join(processor)}"
 
 
