@@ -10,10 +10,11 @@ import torch
 
 import thinwire as tw
 from bucket_workers import memory
-from fake_device import FakeDevice
+from fake_device import DEVICE, FakeDevice
 from speed.models import llama
 from speed.round_costs import with_short_rounds
 from speed.workers import ObservedWorker, train_on_noise
+from thinwire.asynchronous import AsyncServer, AsyncWorker
 
 METHODS = [*tw.presets.names(), "muloco:bits=2"]
 
@@ -32,6 +33,7 @@ ALLOWED: dict[str, tuple[int, int]] = {
     "sparseloco": (24, 23),
 }
 
+QUANTISE, TOP_K = tw.codecs.Quantise(bits=2), tw.codecs.TopK(k=64)
 build = partial(llama, vocabulary=37, width=64, layers=3)
 
 
@@ -97,6 +99,64 @@ def test_an_exchange_over_a_store_waits_no_more_often_than_it_may(name: str) -> 
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(train, range(2)))
     assert max(waits) == STORED[name]
+
+
+# The server answers the first two of two workers at once. Top-k without kernels looks up places.
+@pytest.mark.parametrize(("codec", "waits"), [(None, 1), (QUANTISE, 1), (TOP_K, 4)])
+@pytest.mark.parametrize("outer_device", [None, "cpu"])
+def test_an_asynchronous_worker_waits_once_an_exchange(codec, waits: int, outer_device) -> None:
+    outer = tw.outer.DelayedNesterov(lr=0.7, momentum=0.9, every=2)
+    coded = {} if codec is None else {"codec": codec, "feedback": tw.ErrorFeedback()}
+    method = tw.presets.diloco(sync_every=3, outer=outer, **coded)
+    server, fake, model = AsyncServer(build(), method, workers=1), FakeDevice(), build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with fake:
+        fake.to_device(model)
+        worker = AsyncWorker(model, optimizer, method, rank=0, outer_device=outer_device)
+    for exchange in range(4):
+        fake.waits.clear()
+        assignment = server.assign(0, now_s=exchange)
+        with fake:
+            worker.start(assignment, server.theta_message)
+        for step in range(assignment.steps):
+            train_on_noise(model, optimizer, seed=step)
+        fake.to_device(model)
+        with fake:
+            message = worker.finish()
+        rejected = server.receive(message.clone(), now_s=exchange)
+        with fake:
+            worker.settle(rejected)
+        # What rests on the host between exchanges goes there when training begins, and feedback
+        # when the message is sent.
+        rests = 0 if outer_device is None else 1 if codec is None else 2
+        assert (rejected, fake.waits.total()) == (None, waits + rests)
+
+
+@pytest.mark.parametrize("name", ["ddp", "demo", "diloco", "muloco:bits=2", "sparse_muloco"])
+def test_what_adapters_call_between_rounds_waits_for_nothing(name: str) -> None:
+    fake, method = FakeDevice(), with_short_rounds(name)
+    with fake:
+        worker = ObservedWorker(build, method, 2, prepare=fake.to_device)
+    for _ in range(2 * method.sync_every):
+        worker.train()
+        fake.to_device(worker.model)
+        for fragment in worker.loop._state.fragments:
+            fake.hold(*getattr(fragment.outer, "_gradients", {}).values())
+        with fake:
+            worker.loop.begin()
+            worker.loop.finish()
+    fake.waits.clear()
+    with fake:
+        with worker.loop.evaluating():
+            assert all(p.device == DEVICE for p in worker.model.parameters())
+        state = worker.loop.state_dict()
+        worker.loop.load_state_dict(state)
+        worker.loop.flush()
+    assert fake.waits.total() == 0
+    # A negative control: a digest reads all weights.
+    with fake:
+        worker.loop.digest()
+    assert fake.waits.total() == len(list(worker.model.parameters()))
 
 
 @pytest.mark.gpu
