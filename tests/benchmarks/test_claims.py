@@ -493,9 +493,13 @@ def test_pages_of_methods_have_the_losses_of_the_committed_table() -> None:
 
 
 def test_the_laptop_recipe_has_what_few_rounds_of_one_bit_were_found_to_want() -> None:
-    own = wire_claims.arms()["muloco, 1 bit, H=64, own settings"][0].method
-    few, more = (laptop(f"muloco:bits=1:sync_every={every}").method for every in (64, 63))
-    assert replace(few, name=own.name) == own
+    for every, longest in ((64, 199), (200, 256)):
+        own = wire_claims.arms()[f"muloco, 1 bit, H={every}, own settings"][0].method
+        few = laptop(f"muloco:bits=1:sync_every={every}").method
+        assert replace(few, name=own.name) == own
+        fewer = laptop(f"muloco:bits=1:sync_every={longest}").method
+        assert (fewer.outer, fewer.feedback) == (few.outer, few.feedback)
+    more = laptop("muloco:bits=1:sync_every=63").method
     assert (more.feedback, more.outer) == (
         laptop("muloco:bits=1").method.feedback,
         laptop("muloco").method.outer,

@@ -24,7 +24,7 @@ def laptop(method: str) -> TrainConfig:
     Settings are those that a search found (docs/log.md), with as many learning rates for every
     method; those of noloco are the best of seven with one seed. Differs: the papers' outer momentum
     of 0.9 needs hundreds of rounds, and here are 40. One bit in rounds of 64 or more steps has no
-    feedback and longer outer steps, as a search for it found (docs/evidence.md).
+    feedback and longer outer steps, as searches for 64 and for 200 found (docs/evidence.md).
 
     >>> laptop("muloco").method.outer
     SGD(lr=0.8, momentum=0.6, nesterov=True)
@@ -69,8 +69,10 @@ def _laptop_method(method: str) -> Method:
         "sparse_muloco": with_muon | {"inner": dataclasses.replace(muon, lr=2.5e-3)},
     }
     found = presets.from_text(method, **tuned.get(method.partition(":")[0], {}))
-    if method.startswith("muloco:") and found.codec == Quantise(bits=1) and found.sync_every >= 64:
-        return dataclasses.replace(found, outer=_nesterov(1.25, 0.6), feedback=NoFeedback())
+    few_rounds = {200: _nesterov(1.6, 0.3), 64: _nesterov(1.25, 0.6)}
+    longer = [own for every, own in few_rounds.items() if found.sync_every >= every]
+    if longer and method.startswith("muloco:") and found.codec == Quantise(bits=1):
+        return dataclasses.replace(found, outer=longer[0], feedback=NoFeedback())
     return found
 
 
