@@ -37,9 +37,6 @@ from thinwire.elastic.timeouts import ElasticOptions, Timeouts
 from thinwire.elastic.worker_ranks import WorkerRanks, end_following, follow
 from thinwire.errors import MismatchError, RoundDiscarded, ThinwireError
 from thinwire.membership import (
-    Go,
-    Load,
-    Over,
     Phase,
     Progress,
     Replay,
@@ -417,17 +414,17 @@ class Worker:
             await self.session.report_end()
         await self.shard.close()
 
-    async def _answer(self, phase: Phase) -> Go | Over:
+    async def _answer(self, phase: Phase) -> RoundPlan:
         ranks = cast("WorkerRanks", self.ranks)
         if self.session is None:
             return await follow(ranks, self.shard)
         try:
-            answer = await self.session.begin_round(phase)
+            plan = await self.session.begin_round(phase)
         except ThinwireError as error:
             await end_following(ranks, error)
             raise
-        await end_following(ranks, answer)
-        return answer
+        await end_following(ranks, plan)
+        return plan
 
     async def flush(self) -> bool:
         while True:
@@ -443,18 +440,17 @@ class Worker:
                 return True
 
     async def begin_round(self, phase: Phase) -> RoundPlan:
-        answer = await self._answer(phase)
-        if isinstance(answer, Over):
+        plan = await self._answer(phase)
+        self.may_end = plan.phase is Phase.DONE
+        if self.may_end:
             self.shard.leave_group()
             self.cancel_rounds()
-        assert answer.plan is not None
-        plan, self.may_end = answer.plan, isinstance(answer, Over)
-        self.simulation.note(self, f"{phase.value}: {type(answer).__name__} {plan}")
+        self.simulation.note(self, f"{phase.value}: {plan}")
         if plan.changed:
             self.cancel_rounds()
         self.plan, self.step = plan, plan.step
         self.dealt = plan.dealt + len(plan.names)
-        self.checks.begins(self, answer)
+        self.checks.begins(self, plan)
         if plan.phase in (Phase.LAST, Phase.DONE):
             self.ended_at_step = self.step
         if plan.phase is Phase.DONE:
@@ -462,10 +458,10 @@ class Worker:
                 fragment.sent_at_step = self.step
         return plan
 
-    async def act(self, answer: Load | Replay) -> None:
+    async def act(self, answer: Snapshot | Replay) -> None:
         self.simulation.note(self, type(answer).__name__)
-        if isinstance(answer, Load):
-            self.load(answer.snapshot)
+        if isinstance(answer, Snapshot):
+            self.load(answer)
         else:
             self.replay(answer)
 
@@ -664,9 +660,9 @@ class Checks:
                 return False
         return True
 
-    def begins(self, worker: Worker, answer: Any) -> None:
+    def begins(self, worker: Worker, plan: RoundPlan) -> None:
         """A worker begins a round, or is told of the end."""
-        here, plan, last = worker.progress(), answer.plan, self.rolls[-1]
+        here, last = worker.progress(), self.rolls[-1]
         entered = [roll for roll in self.rolls if roll.position.dealt == plan.dealt]
         may_be = [last] if plan.phase is Phase.DONE else entered
         may_be += [last] if last.is_over and not plan.changed else []

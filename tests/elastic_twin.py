@@ -12,8 +12,6 @@ from torch import Tensor
 from thinwire.errors import RoundDiscarded
 from thinwire.membership import (
     Answer,
-    Go,
-    Load,
     Membership,
     Phase,
     Replay,
@@ -76,7 +74,7 @@ class ElasticHub:
         self.shares.append(self._dealt + node.rank)
         names = [member.name for member in self._members]
         known = {"phase": self._phase, "step": self._step, "dealt": self._dealt, "names": names}
-        yield Go(RoundPlan(changed=self._changed, joins=joins, **known))
+        yield RoundPlan(changed=self._changed, joins=joins, **known)
 
     def _open_round(self, state: SharedState, phase: Phase) -> None:
         self._changed, self.broken = self.broken, False
@@ -97,7 +95,7 @@ class ElasticHub:
         if self.heal_by == "records" and missed and all(v in self.records for v in missed):
             yield Replay([self.records[version] for version in missed], there)
         else:
-            yield Load(leader.capture())
+            yield leader.capture()
 
 
 class HubTransport(Transport, Membership):

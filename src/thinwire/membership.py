@@ -2,10 +2,10 @@
 
 At the start of a round the loop asks its membership what to do, and does it:
 
-    Load      take over this state: this worker is too far behind, or has drifted
-    Replay    take the outer steps of these rounds: this worker missed them
-    Go        begin the round, with these workers
-    Over      the run has ended without this worker: drop what it trained since
+    Snapshot     take over this state: this worker is too far behind, or has drifted
+    Replay       take the outer steps of these rounds: this worker missed them
+    RoundPlan    begin the round, with these workers; if its phase is DONE, the run has ended
+                 without this worker: drop what it trained since
 
 Membership reads the loop's state (`SharedState`) and never changes it. Fixed workers are not
 asked.
@@ -135,7 +135,7 @@ class RoundPlan:
     """A round that begins.
 
     Args:
-        phase: why the others are here; JOIN if all have just started.
+        phase: why the others are here; JOIN if all have just started; DONE if the run is over.
         changed: other workers take part than before; what is under way is cancelled.
         joins: this worker has just come and has nothing to contribute to what is due now.
         step: inner steps of the schedule, the same on all.
@@ -152,13 +152,6 @@ class RoundPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """Take over `snapshot`; feedback and what was trained locally stay this worker's own."""
-
-    snapshot: Snapshot
-
-
-@dataclass(frozen=True, slots=True)
 class Replay:
     """Take the outer steps of `records`, which lead to `until`.
 
@@ -170,21 +163,7 @@ class Replay:
     until: Progress
 
 
-@dataclass(frozen=True, slots=True)
-class Go:
-    """Begin the round."""
-
-    plan: RoundPlan
-
-
-@dataclass(frozen=True, slots=True)
-class Over:
-    """The run is over; `plan` has this worker alone, and its phase is DONE."""
-
-    plan: RoundPlan
-
-
-Answer: TypeAlias = Load | Replay | Go | Over
+Answer: TypeAlias = Snapshot | Replay | RoundPlan
 
 
 SharedState: TypeAlias = "LoopState"
@@ -207,7 +186,7 @@ class Membership:
         """
 
     def begin_round(self, phase: Phase) -> Generator[Answer, None, None]:
-        """Yield what to do before a round, unless `is_fixed`; the last answer is `Go` or `Over`.
+        """Yield what to do before a round, unless `is_fixed`; a `RoundPlan` is the last answer.
 
         Every worker asks at the same inner steps, before it sends what is due there. An answer is
         to be acted on before the next one is asked for. If that raised a `ThinwireError` or the

@@ -33,7 +33,7 @@ from thinwire.loop_state import (
     snapshot_of,
     without_flights,
 )
-from thinwire.membership import Go, Load, Membership, Over, Phase, Replay, RoundPlan, WorkerMetrics
+from thinwire.membership import Membership, Phase, Replay, RoundPlan, Snapshot, WorkerMetrics
 from thinwire.method import Method, migrate_names
 from thinwire.rejection import ContributionLog
 from thinwire.storage import choose_storage
@@ -433,16 +433,15 @@ class OuterLoop:
             answer = next(answers)
             while True:
                 match answer:
-                    case Load(snapshot):
-                        answer = next_after(answers, partial(self._state.load, snapshot))
+                    case Snapshot():
+                        answer = next_after(answers, partial(self._state.load, answer))
                     case Replay():
                         answer = next_after(answers, partial(self._state.replay, answer))
-                    case Go(plan):
-                        return self._follow_plan(plan)
-                    case Over(plan):
-                        # What this worker trained since the last round is lost: there is no other.
-                        self._state.drop_local_work()
-                        return self._follow_plan(plan)
+                    case RoundPlan():
+                        if answer.phase is Phase.DONE:
+                            # What this worker trained since the last round is lost.
+                            self._state.drop_local_work()
+                        return self._follow_plan(answer)
         finally:
             self._counters.wait_s += time.perf_counter() - started_s
             if self._plan is not None:

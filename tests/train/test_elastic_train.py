@@ -24,7 +24,7 @@ from elastic_twin import ElasticHub, HubTransport
 from thinwire.address import Address
 from thinwire.elastic.events import EventLog
 from thinwire.handshake import check_same
-from thinwire.membership import Go, Over, Phase, RoundPlan
+from thinwire.membership import Phase, RoundPlan
 from thinwire.runs.folder import RunFolder
 from thinwire.train import launch
 from thinwire.train.checkpoints import Checkpoints, locked
@@ -70,8 +70,7 @@ class FakeElastic(HubTransport):
         now = self.state.progress()
         own = {"names": (self.identity,), "dealt": now.step // EVERY, **self.says(now.step, phase)}
         fields = {"phase": phase, "changed": False, "joins": False, "step": now.step}
-        plan = RoundPlan(**fields | own)
-        yield Over(plan) if plan.phase is Phase.DONE else Go(plan)
+        yield RoundPlan(**fields | own)
 
     def leave_when(self, asked) -> None:
         self.asked = asked

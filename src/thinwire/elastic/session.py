@@ -32,14 +32,7 @@ from thinwire.elastic.shard import Leg, Shard
 from thinwire.elastic.timeouts import ElasticOptions
 from thinwire.elastic.worker_ranks import on_all_ranks
 from thinwire.errors import ExchangeError, MismatchError, ThinwireError, check
-from thinwire.membership import (
-    Go,
-    Over,
-    Phase,
-    Progress,
-    RoundPlan,
-    WorkerMetrics,
-)
+from thinwire.membership import Phase, Progress, RoundPlan, WorkerMetrics
 from thinwire.transport.object_store import now_s, together
 
 _LOG = logging.getLogger(__name__)
@@ -102,7 +95,7 @@ class Session:
 
     # -- before a round ----------------------------------------------------------------------------
 
-    async def begin_round(self, phase: Phase) -> Go | Over:
+    async def begin_round(self, phase: Phase) -> RoundPlan:
         """Agree with the others on the next roll, and catch up if this worker is behind."""
         began_s = now_s()
         if self._has_ended and self._roll is not None:
@@ -148,7 +141,7 @@ class Session:
             if is_lost and before is not None and self._entered is before:
                 self._note("late", why=f"roll {roll.number} was written without this worker")
         self._timeouts.round_began(now_s())
-        return Go(await self._enter(roll, began_s))
+        return await self._enter(roll, began_s)
 
     async def _meet(self, phase: Phase) -> View | None:
         """Wait for the next roll, and write it if that is for this worker to do.
@@ -373,7 +366,7 @@ class Session:
             dealt=roll.position.dealt,
         )
 
-    def _end(self, roll: View) -> Over:
+    def _end(self, roll: View) -> RoundPlan:
         check(
             not self._lacks,
             "end with the others",
@@ -386,7 +379,7 @@ class Session:
         changed = self._entered is None or self._entered.number != roll.number - 1
         if changed:
             self.names = (self.name,)
-        return Over(self._plan(roll, changed=changed))
+        return self._plan(roll, changed=changed)
 
     async def _wait_for_snapshot(self, roll: View) -> bool:
         """Wait for the snapshot that was being written for this worker when the run ended."""

@@ -17,7 +17,7 @@ from thinwire.elastic.snapshot import snapshot_parts, unpack
 from thinwire.elastic.timeouts import Timeouts
 from thinwire.elastic.worker_ranks import WorkerRanks
 from thinwire.errors import ThinwireError
-from thinwire.membership import Load, Progress, Replay, RoundRecord, SharedState, Snapshot
+from thinwire.membership import Progress, Replay, RoundRecord, SharedState, Snapshot
 from thinwire.transport.object_store import now_s
 
 _LOG = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ _SLOWEST_BYTES_PER_S: Final = 125_000
 _LOOK_S: Final = 1.0
 _MALFORMED: Final = (ThinwireError, KeyError, IndexError, TypeError, ValueError)
 
-Apply: TypeAlias = Callable[[Load | Replay], Awaitable[None]]
+Apply: TypeAlias = Callable[[Snapshot | Replay], Awaitable[None]]
 """Has the loop take over a snapshot or replay rounds; raises if it cannot."""
 
 
@@ -133,7 +133,7 @@ class Shard:
         if file is None:
             return None
         try:
-            await self.apply(Load(unpack(file)))
+            await self.apply(unpack(file))
         except _MALFORMED as error:
             _LOG.warning("the snapshot of version %d cannot be used: %s", newest.version, error)
             return False

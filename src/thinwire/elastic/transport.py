@@ -19,14 +19,13 @@ from thinwire.elastic.timeouts import ElasticOptions, Timeouts
 from thinwire.errors import RunStopped, ThinwireError, check
 from thinwire.membership import (
     Answer,
-    Go,
-    Load,
     Membership,
-    Over,
     Phase,
     Replay,
+    RoundPlan,
     RoundRecord,
     SharedState,
+    Snapshot,
     WorkerMetrics,
 )
 from thinwire.security.token import TOKEN_VARIABLE, Token, find_token
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from thinwire.elastic.shard import Shard
 
 T = TypeVar("T")
-_Answer: TypeAlias = "tuple[Load | Replay, concurrent.futures.Future[None]]"
+_Answer: TypeAlias = "tuple[Snapshot | Replay, concurrent.futures.Future[None]]"
 
 _UNMEASURED_ROUND_S = 60.0  # a round is taken to last so long until one was measured
 _FORMAT: Final = "8"
@@ -283,23 +282,22 @@ class Elastic(Transport, Membership):
         shard, session, thread = self._joined(), self._session, self._thread
         assert thread is not None
         if session is None:
-            outcome = yield from self._pumped(follow(self._ranks, shard))
+            plan = yield from self._pumped(follow(self._ranks, shard))
         else:
             try:
-                outcome = yield from self._pumped(session.begin_round(phase))
+                plan = yield from self._pumped(session.begin_round(phase))
             except ThinwireError as error:
                 thread.run(end_following(self._ranks, error))
                 raise
-            thread.run(end_following(self._ranks, outcome))
-        self._may_end = isinstance(outcome, Over)
+            thread.run(end_following(self._ranks, plan))
+        self._may_end = plan.phase is Phase.DONE
         if self._may_end:
             shard.leave_group()
-        assert outcome.plan is not None
         # At the end of a run this worker is among those of the last round, or alone.
-        self._names = tuple(outcome.plan.names)
-        yield outcome
+        self._names = tuple(plan.names)
+        yield plan
 
-    def _pumped(self, work: Coroutine[Any, Any, Go | Over]) -> Generator[Answer, None, Go | Over]:
+    def _pumped(self, work: Coroutine[Any, Any, RoundPlan]) -> Generator[Answer, None, RoundPlan]:
         """Yield what the loop is to apply, until `work` is done."""
         from thinwire.elastic.loop_thread import LOOK_S, stopped
 
@@ -327,7 +325,7 @@ class Elastic(Transport, Membership):
             else:
                 applied.set_result(None)
 
-    async def _apply(self, answer: Load | Replay) -> None:
+    async def _apply(self, answer: Snapshot | Replay) -> None:
         applied = concurrent.futures.Future[None]()
         self._answers.put((answer, applied))
         await asyncio.wrap_future(applied)
