@@ -274,16 +274,9 @@ def sparse_muloco(*, density: float = 1 / 32, **fields: Unpack[MethodFields]) ->
     >>> sparse_muloco().codec
     TopK(k=128, values=SignMean(), groups=Chunks(), transform=None)
     """
-    return _compose(
-        fields,
-        name="sparse_muloco",
-        inner=inner.Muon(lr=0.0156),
-        sync_every=15,
-        outer=outer.SGD(lr=1.0),
-        codec=codecs.TopK(k=codecs.k_for_density(density), values=codecs.SignMean()),
-        feedback=ErrorFeedback(decay=0.95),
-        aggregate=MeanOverSenders(),
-    )
+    codec = codecs.TopK(k=codecs.k_for_density(density), values=codecs.SignMean())
+    fields = {"name": "sparse_muloco", "inner": inner.Muon(lr=0.0156), "codec": codec, **fields}
+    return sparseloco(density=density, **fields)
 
 
 def demo(*, density: float = 1 / 128, **fields: Unpack[MethodFields]) -> Method:
@@ -627,6 +620,6 @@ def _nearest(parameters: float, published: Iterable[float]) -> float:
 def _compose(fields: MethodFields, **paper: Unpack[MethodFields]) -> Method:
     for field in fields:
         if field not in MethodFields.__annotations__:
-            cannot = f"build {paper.get('name')} with {field!r}"
+            cannot = f"build {fields.get('name', paper.get('name'))} with {field!r}"
             raise unknown_name(cannot, field, MethodFields.__annotations__)
     return Method(**{**paper, **fields})  # pyright: ignore[reportArgumentType]
