@@ -6,7 +6,6 @@ import difflib
 import os
 import re
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl
 
@@ -109,11 +108,15 @@ class Address:
         secret, hub = "", None
         try:
             if scheme == "tcp":
-                import_module("thinwire.transport.address").split_address(where)
+                from thinwire.transport.address import split_address
+
+                split_address(where)
                 check(workers is not None, what, because="it has no number of workers", do=do)
                 return cls(where, "", workers, worker)
             if scheme == "hub":
-                hub = import_module("thinwire.transport.address").HubAddress.read(rest)
+                from thinwire.transport.address import HubAddress
+
+                hub = HubAddress.read(rest)
                 place, run, secret = str(hub), hub.run, hub.secret
         except ConfigurationError as error:
             raise ConfigurationError(what, because=error.because, do=do) from error
@@ -154,20 +157,26 @@ def connect(
     >>> connect("memory:///first").is_fixed
     False
     """
-    transports = import_module("thinwire.transport")
-    seal = import_module("thinwire.transport.sealed").sealed_by_default
+    from thinwire.transport import Distributed, Rendezvous, Sealed
+    from thinwire.transport.sealed import sealed_by_default
+
     text = at or of_environment()
     if not text:
-        return seal(transports.Distributed())
+        return sealed_by_default(Distributed())
     address = Address.read(text)
     if not address.run:
-        meeting = transports.Rendezvous(
+        assert address.worker is not None  # `read` checks both
+        assert address.workers is not None
+        meeting = Rendezvous(
             address.place, worker=address.worker, workers=address.workers, timeout_s=timeout_s
         )
-        return seal(meeting) if token is None else transports.Sealed(meeting, token)
-    distributed = import_module("torch.distributed")
+        return sealed_by_default(meeting) if token is None else Sealed(meeting, token)
+    from torch import distributed
+
+    from thinwire.transport import Elastic
+
     is_group = distributed.is_available() and distributed.is_initialized()
-    return transports.Elastic(
+    return Elastic(
         address.place,
         run=address.run,
         workers=address.workers,

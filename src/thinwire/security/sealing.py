@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from typing import Any
@@ -56,10 +55,8 @@ class Sealer:
 
     def __init__(self, token: Token, run: str = "") -> None:
         try:
-            ciphers = importlib.import_module("cryptography.hazmat.primitives.ciphers")
-            algorithms = importlib.import_module(f"{ciphers.__name__}.algorithms")
-            modes = importlib.import_module(f"{ciphers.__name__}.modes")
-            self._not_mine = importlib.import_module("cryptography.exceptions").InvalidTag
+            from cryptography.exceptions import InvalidTag
+            from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
         except ImportError as error:
             raise ConfigurationError(
                 "seal what workers send each other",
@@ -68,7 +65,8 @@ class Sealer:
                 "they send can then be read and changed on its way",
             ) from error
         key = algorithms.AES(token.derive(f"thinwire payloads 1 {run}"))
-        self._cipher: Any = lambda *nonce: ciphers.Cipher(key, modes.GCM(*nonce))
+        self._cipher: Any = lambda *nonce: Cipher(key, modes.GCM(*nonce))
+        self._not_mine = InvalidTag
         self.buffers = BufferPool()
 
     def seal(self, payload: Tensor, place: bytes) -> Tensor:
