@@ -85,7 +85,7 @@ def test_an_exchange_without_posts_needs_no_other_worker_and_meetings_are_forgot
     for _ in range(3):
         for each in [t.run(gathered(BYTES, t.rank, 2), TAG) for t in transports]:
             each.wait()
-    assert transports[0]._meetings == {}
+    assert transports[0].meetings == {}
 
 
 def test_workers_that_do_not_come_are_named_and_impossible_worlds_refused() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -62,52 +63,48 @@ _Meeting: TypeAlias = dict[int, RunningExchange[Any]]
 """The n-th exchange of every worker, by rank."""
 
 
+@dataclass(eq=False, repr=False)
 class _InProcess(Transport):
     """One of the workers, which share `arrived`, `announced` and `meetings`."""
 
-    def __init__(
-        self,
-        rank: int,
-        workers: int,
-        timeout_s: float,
-        arrived: threading.Condition,
-        announced: dict[int, bytes],
-        meetings: dict[int, _Meeting],
-    ) -> None:
-        self.rank, self.world_size, self._timeout_s = rank, workers, timeout_s
-        self._arrived, self._announced, self._meetings = arrived, announced, meetings
-        self._numbers = itertools.count()
+    rank: int
+    world_size: int
+    timeout_s: float
+    arrived: threading.Condition
+    announced: dict[int, bytes]
+    meetings: dict[int, _Meeting]
+    numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
         del tag
         # Workers that share a thread are built in turn, so this cannot wait for the others.
-        with self._arrived:
-            self._announced[self.rank] = card
-            return dict(self._announced)
+        with self.arrived:
+            self.announced[self.rank] = card
+            return dict(self.announced)
 
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
         running = RunningExchange(posts)
         if running.post is None:
             return running
-        number = next(self._numbers)
-        with self._arrived:
-            meeting = self._meetings.setdefault(number, {})
+        number = next(self.numbers)
+        with self.arrived:
+            meeting = self.meetings.setdefault(number, {})
             meeting[self.rank] = running
             running.arrive = partial(self._carry, meeting, tag)
             if len(meeting) == self.world_size:
                 # The exchanges refer to it; no other worker will look it up.
-                del self._meetings[number]
-            self._arrived.notify_all()
+                del self.meetings[number]
+            self.arrived.notify_all()
         if self.world_size == 1:
             running.arrive()
         return running
 
     def _carry(self, meeting: _Meeting, tag: RoundTag) -> None:
         """Run all exchanges of a meeting to their end; the first thread does so for all."""
-        with self._arrived:
-            self._arrived.wait_for(lambda: len(meeting) == self.world_size, self._timeout_s)
+        with self.arrived:
+            self.arrived.wait_for(lambda: len(meeting) == self.world_size, self.timeout_s)
             if missing := [rank for rank in range(self.world_size) if rank not in meeting]:
-                within = f" within {self._timeout_s:g} s" if self._timeout_s else ""
+                within = f" within {self.timeout_s:g} s" if self.timeout_s else ""
                 raise ExchangeTimeout(
                     f"exchange {tag}",
                     because=f"worker {', '.join(map(str, missing))} of {self.world_size} has not "
