@@ -106,11 +106,13 @@ def check_round_counts(
     """
     fatal = any(r.consequence(kind) is Consequence.DISCARDED for r in rejected.values())
     if fatal or len(rejected) == workers:
-        raise RoundDiscarded(
-            f"use {what}",
-            because="; ".join(f"worker {rank}: {why}" for rank, why in rejected.items()),
-            do="nothing: the next round sends it again",
-        )
+        raise discarded(what, "; ".join(f"worker {k}: {why}" for k, why in rejected.items()))
+
+
+def discarded(what: object, because: str) -> RoundDiscarded:
+    """The error of an exchange, called `what`, that does not count on any worker."""
+    do = "nothing: the next round sends it again"
+    return RoundDiscarded(f"use {what}", because=because, do=do)
 
 
 CLIPPED: Final = "clipped"

@@ -75,8 +75,8 @@ class FixedGroup(StoreGroup):
         counted, store.requests = store.requests, ServiceRequests()
         try:
             await store.check_put_if_absent(trial, now_s() + self._timeouts.exchange(0))
-            swap = Swap(mine, {mine: bytes_tensor(card)}, keys, {})
-            found = await self._swapped(tag, 0, swap, len(card))
+            swap = Swap(tag, mine, {mine: bytes_tensor(card)}, keys, {})
+            found = await self._swapped(0, swap, len(card))
         finally:
             store.requests = counted
         cards = {self.rank: card}
@@ -140,12 +140,12 @@ class FixedGroup(StoreGroup):
         del ranks
         return set()
 
-    async def _put(self, tag: RoundTag, swap: Swap, until_s: float) -> bool:
+    async def _put(self, swap: Swap, until_s: float) -> bool:
         self._newest_key = swap.mine
-        if await super()._put(tag, swap, until_s):
+        if await super()._put(swap, until_s):
             return True
         raise MismatchError(
-            f"send {tag} as worker {self.rank} of run {self._objects.run!r}",
+            f"send {swap.tag} as worker {self.rank} of run {self._objects.run!r}",
             because=f"{swap.mine} in {self._objects.store.url} has something else of this worker: "
             "another process has its number; or it has another method, model, seed, version or "
             "token, or resumed from a checkpoint and came to other numbers",
@@ -154,7 +154,7 @@ class FixedGroup(StoreGroup):
         )
 
     async def _decided(
-        self, tag: RoundTag, roll: int, swap: Swap, nbytes: int, present: Sequence[int]
+        self, roll: int, swap: Swap, nbytes: int, present: Sequence[int]
     ) -> dict[int, memoryview]:
         """Raise `ExchangeTimeout`: nobody decides that a message is lost."""
         del roll, nbytes, present
@@ -172,7 +172,9 @@ class FixedGroup(StoreGroup):
             because = "what this worker has put there is gone, as may be what others did"
             do = "end the lifecycle rule, or whatever deletes objects of the run, and start again"
         place = missing[min(missing)]
-        raise ExchangeTimeout(f"exchange {tag} by {place} in {store.url}", because=because, do=do)
+        raise ExchangeTimeout(
+            f"exchange {swap.tag} by {place} in {store.url}", because=because, do=do
+        )
 
     async def _clean(self) -> None:
         """Delete what all of its readers have read: they are past that exchange."""

@@ -18,6 +18,7 @@ from thinwire.elastic.loop_thread import LoopThread, result_of
 from thinwire.elastic.run_objects import RunObjects, absent_message
 from thinwire.elastic.timeouts import Timeouts
 from thinwire.errors import RoundDiscarded, ThinwireError
+from thinwire.rejection import discarded
 from thinwire.transport.base import (
     Post,
     Posts,
@@ -42,6 +43,7 @@ class Swap(NamedTuple):
     """The objects of a post: this worker's, and those of the workers that it takes from.
 
     Args:
+        tag: of the exchange.
         mine: name of this worker's object.
         parts: its payloads by the names under which they open; none if it sends nothing.
         keys: names of the others' objects, by rank.
@@ -50,6 +52,7 @@ class Swap(NamedTuple):
         stand_in: what another worker would have sent; None if that cannot be known.
     """
 
+    tag: RoundTag
     mine: str
     parts: Mapping[str, Tensor]
     keys: Mapping[int, str]
@@ -192,11 +195,11 @@ class StoreGroup:
         if not post.to and not post.take:
             return {}
         nbytes, absent_s = max(post.take.values(), default=0), self._absent(tag, base)
-        swap = self._swap(base, post)
+        swap = self._swap(tag, base, post)
         if last is not None and post.stand_in is not None:
             of_lost = partial(self._of_lost, tag, roll, *last, post.stand_in)
             swap = swap._replace(stand_in=of_lost)
-        found = await self._swapped(tag, roll, swap, nbytes, absent_s)
+        found = await self._swapped(roll, swap, nbytes, absent_s)
         received = self._judged(tag, post, found)
         if post.is_to_all(len(self.names)):
             # A lone worker receives nothing: its own message tells its rounds apart.
@@ -225,12 +228,7 @@ class StoreGroup:
         return received
 
     async def _swapped(
-        self,
-        tag: RoundTag,
-        roll: int,
-        swap: Swap,
-        nbytes: int,
-        absent_s: deque[float] | None = None,
+        self, roll: int, swap: Swap, nbytes: int, absent_s: deque[float] | None = None
     ) -> dict[int, Tensor | None]:
         """Payloads of the others, of about `nbytes`, by rank; None where one does not open.
 
@@ -247,11 +245,11 @@ class StoreGroup:
             absent_s=absent_s,
             lost=self._lost_among,
         )
-        writing = [self._put(tag, swap, until_s)] if swap.parts else []
+        writing = [self._put(swap, until_s)] if swap.parts else []
         raw, *are_mine = await together(coming, *writing)
         missing = {rank: key for rank, key in keys.items() if rank not in raw}
         if missing:
-            raw |= await self._decided(tag, roll, swap._replace(keys=missing), nbytes, list(raw))
+            raw |= await self._decided(roll, swap._replace(keys=missing), nbytes, list(raw))
         found = dict[int, Tensor | None]()
         for rank, each in raw.items():
             name = keys[rank] + (f"/{swap.reader:05}" if rank in swap.at else "")
@@ -273,13 +271,12 @@ class StoreGroup:
         gone = await self._lost.first_of([self.names[rank] for rank in ranks])
         return {rank for rank in ranks if self.names[rank] in gone}
 
-    async def _put(self, tag: RoundTag, swap: Swap, until_s: float) -> bool:
+    async def _put(self, swap: Swap, until_s: float) -> bool:
         """Write this worker's object; false if another one is in its place."""
-        del tag
         return await self._objects.sealed.put_parts(swap.mine, swap.parts, until_s)
 
     async def _decided(
-        self, tag: RoundTag, roll: int, swap: Swap, nbytes: int, present: Sequence[int]
+        self, roll: int, swap: Swap, nbytes: int, present: Sequence[int]
     ) -> dict[int, memoryview]:
         """Write messages in place of `swap.keys`; returns what counts there for good.
 
@@ -293,7 +290,6 @@ class StoreGroup:
         Raises:
             RoundDiscarded: the run has gone on, and these messages were deleted meanwhile.
         """
-        del tag
         store, keys, here = self._objects.store, swap.keys, sorted({*present, self.rank})
         timeout_s, there = self._timeouts.exchange(nbytes * len(keys)), set[int]()
         self._missed += 1
@@ -337,8 +333,11 @@ class StoreGroup:
     ) -> Tensor:
         """What worker `lost` would have sent, by what all `posted` under `base`; empty if that does
         not follow."""
-        swap, nbytes = self._swap(base, posted, lost)._replace(parts={}), posted.to[lost].numel()
-        found = await self._swapped(tag, roll, swap, nbytes)
+        swap, nbytes = (
+            self._swap(tag, base, posted, lost)._replace(parts={}),
+            posted.to[lost].numel(),
+        )
+        found = await self._swapped(roll, swap, nbytes)
         theirs = posted._replace(take=dict.fromkeys(found, nbytes))
         try:
             return stand_in(lost, self._judged(tag, theirs, found)).cpu().contiguous()
@@ -352,14 +351,14 @@ class StoreGroup:
         # One long wait, as for a worker that was lost, must not make the next one long.
         return self._absent_s.setdefault(kind, deque([0.0] * _REMEMBERED, maxlen=_REMEMBERED))
 
-    def _swap(self, base: str, post: Post, reader: int | None = None) -> Swap:
+    def _swap(self, tag: RoundTag, base: str, post: Post, reader: int | None = None) -> Swap:
         """The objects of `post`, with names that begin with `base`; by default for this worker."""
         me, shard, added = self.rank, self._objects.shard, self._objects.sealed.added_nbytes
         mine, reader = f"{base}/{me:05}{shard}", me if reader is None else reader
         senders = {*post.take, me} - {reader}
         keys = {rank: f"{base}/{rank:05}{shard}" for rank in sorted(senders)}
         if post.is_to_all(len(self.names)):
-            return Swap(mine, {mine: next(iter(post.to.values()))}, keys, {})
+            return Swap(tag, mine, {mine: next(iter(post.to.values()))}, keys, {})
         parts = {f"{mine}/{to:05}": payload for to, payload in sorted(post.to.items())}
         # Parts are in the order of their readers, and as long in the object of each sender.
         lengths = {to: payload.numel() + added for to, payload in post.to.items()}
@@ -367,7 +366,7 @@ class StoreGroup:
         end = lengths[reader] + sum(length for to, length in lengths.items() if to < reader)
         ends = {rank: end - (lengths.get(rank, 0) if rank < reader else 0) for rank in senders}
         at = {rank: slice(end - lengths[reader], end) for rank, end in ends.items()}
-        return Swap(mine, parts, keys, at, reader)
+        return Swap(tag, mine, parts, keys, at, reader)
 
     async def _withdraw(self, key: str) -> None:
         """Write an empty message, so that others do not wait for this worker; if possible."""
@@ -376,10 +375,3 @@ class StoreGroup:
             await self._objects.sealed.put(key, absent_message(), until_s)
         except ThinwireError as error:
             _LOG.info("the others will wait for this worker: %s", error)
-
-
-def discarded(tag: RoundTag, because: str) -> RoundDiscarded:
-    """The error of a round that does not count on any worker."""
-    return RoundDiscarded(
-        f"use {tag}", because=because, do="nothing: the next round sends it again"
-    )

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from thinwire.errors import ExchangeError, RoundDiscarded, ThinwireError
 from thinwire.exchange.state import RoundResult
-from thinwire.rejection import RejectReason
+from thinwire.rejection import RejectReason, discarded
 from thinwire.transport.base import Round
 from thinwire.transport.distributed import group_of, reason_of
 
@@ -187,10 +187,7 @@ class AgreedRound(Round[T]):
         absent = {rank for rank, why in left_out.items() if why.reason <= RejectReason.DRIFTED}
         every = self._ranks.gather(absent)
         if some := set.union(*every) - set.intersection(*every):
-            raise RoundDiscarded(
-                "use a round",
-                because="only some ranks of this worker have the messages of worker "
-                f"{', '.join(map(str, sorted(some)))}",
-                do="nothing: the next round sends it again",
-            )
+            workers = ", ".join(map(str, sorted(some)))
+            because = f"only some ranks of this worker have the messages of worker {workers}"
+            raise discarded("a round", because)
         return result
