@@ -69,7 +69,6 @@ class EventLog:
     def __init__(self) -> None:
         self._events: list[Event] = []
         self._counts: dict[str, int] = {}
-        self._lost_s = 0.0
         self._listeners: list[Callable[[Event], None]] = []
         self._lock = threading.Lock()
 
@@ -89,20 +88,11 @@ class EventLog:
             self._listeners.append(listener)
             return list(self._events)
 
-    def note(
-        self,
-        kind: Kind,
-        *,
-        round: int,
-        who: tuple[str, ...] = (),
-        why: str = "",
-        lost_s: float = 0.0,
-    ) -> None:
-        """Add an event."""
-        event = Event(kind=kind, at_s=time.time(), round=round, who=who, why=why, lost_s=lost_s)
+    def note(self, kind: Kind, *, round: int, **about: Any) -> None:
+        """Add an event; `about` has further fields of `Event`."""
+        event = Event(kind=kind, at_s=time.time(), round=round, **about)
         with self._lock:
             self._counts[kind] = self._counts.get(kind, 0) + 1
-            self._lost_s += lost_s
             if kind != "committed":
                 self._events.append(event)
             listeners = list(self._listeners)
@@ -118,6 +108,6 @@ class EventLog:
         with self._lock:
             return {
                 "counts": dict(self._counts),
-                "lost_s": self._lost_s,
+                "lost_s": sum((event.lost_s for event in self._events), 0.0),
                 "events": [event.describe() for event in self._events],
             }
