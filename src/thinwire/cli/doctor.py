@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from thinwire.address import of_environment
-from thinwire.cli.flags import StoreFlags, flag, given_in, optional_token, read_address
+from thinwire.cli.flags import StoreFlags, flag, given_in, read_address
 from thinwire.cli.job_flags import Count, Duration, ModelFlags, check_flags
 from thinwire.errors import ConfigurationError, check
+from thinwire.security.token import optional_token
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

@@ -17,7 +17,7 @@ import tyro
 from thinwire.address import Address
 from thinwire.errors import ConfigurationError, check, unknown_name
 from thinwire.files import replace_text
-from thinwire.security.token import TOKEN_VARIABLE, Token, find_token
+from thinwire.security.token import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     from thinwire.train.config import TrainConfig
@@ -316,8 +316,3 @@ def read_address(text: str | None) -> Address:
     if address.secret:
         os.environ[TOKEN_VARIABLE] = address.secret
     return replace(address, secret="")
-
-
-def optional_token(file: Path | None) -> Token | None:
-    """The token of a run in a store; None where neither `file` nor THINWIRE_TOKEN has one."""
-    return find_token(file) if file is not None or os.environ.get(TOKEN_VARIABLE) else None

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from thinwire.cli.flags import Option, StoreFlags, Switch, optional_token, read_address
+from thinwire.cli.flags import Option, StoreFlags, Switch, read_address
 from thinwire.cli.output import say
 from thinwire.errors import ExchangeError
+from thinwire.security.token import optional_token
 
 if TYPE_CHECKING:
     from rich.console import Console

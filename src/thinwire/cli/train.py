@@ -21,12 +21,12 @@ from thinwire.cli.flags import (
     default_out,
     flag,
     given_in,
-    optional_token,
     read_address,
     write_settings,
 )
 from thinwire.cli.output import closing_line, noted_signals, say
 from thinwire.errors import ConfigurationError, MismatchError, ThinwireError, check
+from thinwire.security.token import optional_token
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

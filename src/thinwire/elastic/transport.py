@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import json
-import os
 import queue
 import secrets
 from collections.abc import Callable, Coroutine, Generator, Mapping
@@ -28,7 +27,7 @@ from thinwire.membership import (
     Snapshot,
     WorkerMetrics,
 )
-from thinwire.security.token import TOKEN_VARIABLE, Token, find_token
+from thinwire.security.token import Token, optional_token
 from thinwire.transport.address import HubAddress, is_hub
 from thinwire.transport.base import Posts, Round, RoundTag, Transport
 from thinwire.transport.in_process import in_process
@@ -120,8 +119,7 @@ class Elastic(Transport, Membership):
             hub = HubAddress.read(store)
             token, run = token or hub.token(), run or hub.run
         identity = _checked_identity(identity, worker, workers)
-        if token is None and os.environ.get(TOKEN_VARIABLE):
-            token = find_token()
+        token = optional_token() if token is None else token
         # Here, because these need what a description of the worker does not.
         from thinwire.elastic.fixed import FixedGroup
         from thinwire.elastic.run_objects import RunObjects, check_run_name
@@ -376,6 +374,7 @@ class FixedElastic(Elastic):
 
     is_fixed = True
     join = Membership.join  # `announce` compares the workers
+    member = Membership.member
 
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
         """Start an exchange; it runs in a thread, after earlier ones."""
@@ -385,10 +384,6 @@ class FixedElastic(Elastic):
     def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
         """Put the card, and wait for those of the others: nothing is trained yet."""
         return {0: card} if self.world_size == 1 else self._fixed.announce(card, tag)
-
-    def member(self, rank: int) -> str:
-        """The name of worker `rank`."""
-        return self._names[rank]
 
     def leave(self) -> None:
         """End the thread; exchanges under way fail. Objects in the store stay."""

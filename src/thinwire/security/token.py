@@ -85,3 +85,8 @@ def find_token(file: Path | None = None) -> Token:
         do=f"set {TOKEN_VARIABLE} to the secret of the run, or pass --token-file",
     )
     return Token(secret)
+
+
+def optional_token(file: Path | None = None) -> Token | None:
+    """`find_token`, or None where neither `file` nor the environment has one."""
+    return find_token(file) if file is not None or os.environ.get(TOKEN_VARIABLE) else None
