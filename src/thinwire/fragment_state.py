@@ -379,18 +379,17 @@ class FragmentBuilder:
         parameters = self.live.parameters
         segments = [self.layout(fragment).segments for fragment in fragments]
         shardings = {name: sharding_of(p) for name, p in parameters.items()}
-        return flatten_description(
-            {
-                "method": self.method.describe(),
-                **({"workers": self._transport.world_size} if self._is_fixed else {}),
-                "parameters": {name: str(list(p.shape)) for name, p in parameters.items()},
-                # Equal shapes in another order would be averaged crosswise.
-                "wire order": [f"{s.name} ({s.role})" for layout in segments for s in layout],
-                "fragment sizes": [len(layout) for layout in segments],
-                # Equal shapes may be other parts of the same parameter.
-                "sharding": {name: text for name, text in shardings.items() if text},
-            }
-        )
+        description = {
+            "method": self.method.describe(),
+            **({"workers": self._transport.world_size} if self._is_fixed else {}),
+            "parameters": {name: str(list(p.shape)) for name, p in parameters.items()},
+            # Equal shapes in another order would be averaged crosswise.
+            "wire order": [f"{s.name} ({s.role})" for layout in segments for s in layout],
+            "fragment sizes": [len(layout) for layout in segments],
+            # Equal shapes may be other parts of the same parameter.
+            "sharding": {name: text for name, text in shardings.items() if text},
+        }
+        return flatten_description(description)
 
     def plan(self) -> Iterator[Fragment]:
         """The method's fragments; one that ranks of this worker share in part is cut in two."""

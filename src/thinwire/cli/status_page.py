@@ -94,25 +94,23 @@ def bucket_page(status: BucketStatus, what: str) -> StatusPage:
             position = None if name in (*roll.lacking, *roll.behind) else roll.position
             reported = roll.metrics.get(name, {})
         age_s = status.signs_s.get((name if call is None else call.name) or "")
-        workers.append(
-            {
-                "identity": identity,
-                "position": None if position is None else asdict(position),
-                "metrics": WorkerMetrics.read(reported).describe(),
-                "age_s": None if age_s is None else max(0.0, age_s),  # clocks may differ
-                "state": _worker_state(name, call, roll, is_awaited=is_awaited),
-            }
-        )
-    return StatusPage(
-        headlines=_bucket_headlines(status, what, counted(len(workers), "worker")),
-        record={
-            "age_s": status.roll_age_s,
-            "run": None if roll is None else asdict(roll.position) | {"over": roll.is_over},
-            "roll": None if roll is None else roll.number,
-            "snapshot": None if roll is None or roll.state.version < 0 else roll.state.version,
-            "workers": workers,
-        },
-    )
+        worker = {
+            "identity": identity,
+            "position": None if position is None else asdict(position),
+            "metrics": WorkerMetrics.read(reported).describe(),
+            "age_s": None if age_s is None else max(0.0, age_s),  # clocks may differ
+            "state": _worker_state(name, call, roll, is_awaited=is_awaited),
+        }
+        workers.append(worker)
+    headlines = _bucket_headlines(status, what, counted(len(workers), "worker"))
+    record = {
+        "age_s": status.roll_age_s,
+        "run": None if roll is None else asdict(roll.position) | {"over": roll.is_over},
+        "roll": None if roll is None else roll.number,
+        "snapshot": None if roll is None or roll.state.version < 0 else roll.state.version,
+        "workers": workers,
+    }
+    return StatusPage(headlines=headlines, record=record)
 
 
 def _worker_state(
@@ -166,36 +164,31 @@ def asynchronous_page(status: AsyncRunStatus, what: str, now_s: float) -> Status
     workers: list[dict[str, Any]] = []
     for number, state in sorted(status.workers.items()):
         doing = f"has {state.assigned} steps" if state.assigned else "waits"
-        workers.append(
-            {
-                "identity": f"worker {number}",
-                "position": {"version": stats.arrivals, "step": stats.steps_of.get(number, 0)},
-                "metrics": WorkerMetrics(loss=state.loss, wait_s=state.wait_s).describe(),
-                "assigned_steps": state.assigned,
-                "age_s": max(0.0, now_s - state.arrived_s),
-                "state": "finished" if is_over else doing,
-            }
-        )
+        worker = {
+            "identity": f"worker {number}",
+            "position": {"version": stats.arrivals, "step": stats.steps_of.get(number, 0)},
+            "metrics": WorkerMetrics(loss=state.loss, wait_s=state.wait_s).describe(),
+            "assigned_steps": state.assigned,
+            "age_s": max(0.0, now_s - state.arrived_s),
+            "state": "finished" if is_over else doing,
+        }
+        workers.append(worker)
     steps = f"{stats.steps_done} of {total}" if total else str(stats.steps_done)
     refused = "".join(f", {count} {name}" for name, count in stats.refused.items())
     present = counted(len(workers), "worker")
-    return StatusPage(
-        headlines=[
-            f"{what}: asynchronous, written {duration_text(age_s)} ago; {present}",
-            f"the run is {'over' if is_over else 'under way'}: version "
-            f"{stats.arrivals}, {steps} inner steps; staleness {stats.mean_staleness:.2f} in the "
-            f"mean, {stats.largest_staleness} at most{refused}",
-        ],
-        record={
-            "age_s": age_s,
-            "run": {
-                "version": stats.arrivals,
-                "steps": stats.steps_done,
-                "total_steps": total,
-                "over": is_over,
-                "mean_staleness": stats.mean_staleness,
-                "largest_staleness": stats.largest_staleness,
-            },
-            "workers": workers,
-        },
-    )
+    headlines = [
+        f"{what}: asynchronous, written {duration_text(age_s)} ago; {present}",
+        f"the run is {'over' if is_over else 'under way'}: version "
+        f"{stats.arrivals}, {steps} inner steps; staleness {stats.mean_staleness:.2f} in the "
+        f"mean, {stats.largest_staleness} at most{refused}",
+    ]
+    run = {
+        "version": stats.arrivals,
+        "steps": stats.steps_done,
+        "total_steps": total,
+        "over": is_over,
+        "mean_staleness": stats.mean_staleness,
+        "largest_staleness": stats.largest_staleness,
+    }
+    record = {"age_s": age_s, "run": run, "workers": workers}
+    return StatusPage(headlines=headlines, record=record)

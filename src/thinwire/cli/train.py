@@ -83,23 +83,19 @@ class Train(TrainFlags):
         # Ranks agree on it: the folder is made only after all of them have met.
         out = self.out or default_out(self.method, resume=self.resume)
         begin = resume if self.resume else train
-        summary = begin(
-            config,
-            out,
-            lambda config, step: self._observers(config, step, out, connection, console),
-            elastic=connection,
-            stop=noted_signals(signal.SIGTERM, signal.SIGINT),
-        )
+        observers = partial(self._observers, out, connection, console)
+        stop = noted_signals(signal.SIGTERM, signal.SIGINT)
+        summary = begin(config, out, observers, elastic=connection, stop=stop)
         if is_lead():
             say(console, closing_line(summary, out))
 
     def _observers(
         self,
-        config: TrainConfig,
-        step: int,
         out: Path,
         connection: ElasticConfig | None,
         console: Console,
+        config: TrainConfig,
+        step: int,
     ) -> Sequence[Observer]:
         from thinwire.train.observers import OnRecord, Terminal, tensorboard, tracker
 
@@ -205,13 +201,8 @@ class JoinCommand(Train, StoreFlags):
                 do="pass s3://BUCKET/RUN?workers=K&worker=0, or the like",
             )
         token = optional_token(self.token_file)
-        asynchronous.work(
-            self.arrivals_config(),
-            number,
-            self.out,
-            partial(AsyncStoreWorker, store=address.place, run=address.run, token=token),
-            partial(say, console),
-        )
+        connect = partial(AsyncStoreWorker, store=address.place, run=address.run, token=token)
+        asynchronous.work(self.arrivals_config(), number, self.out, connect, partial(say, console))
         say(console, f"worker {number}: the run is finished")
 
     def _check_engine(self, address: Address) -> None:
@@ -266,20 +257,12 @@ class ServeCommand(TrainFlags, StoreFlags):
         out = self.out or default_out(f"async-{self.method}")
         if not (out / "config.json").exists():
             write_settings(out, self.settings(config))
-        summary = asynchronous.serve(
-            config,
-            out,
-            AsyncOptions(
-                dynamic_steps=not self.equal_steps,
-                grace_s=self.grace_s,
-                lost_after_s=self.lost_after_s,
-            ),
-            partial(
-                AsyncStoreServer,
-                store=address.place,
-                run=address.run,
-                token=optional_token(self.token_file),
-                log=partial(say, console),
-            ),
+        options = AsyncOptions(
+            dynamic_steps=not self.equal_steps, grace_s=self.grace_s, lost_after_s=self.lost_after_s
         )
+        token, log = optional_token(self.token_file), partial(say, console)
+        connect = partial(
+            AsyncStoreServer, store=address.place, run=address.run, token=token, log=log
+        )
+        summary = asynchronous.serve(config, out, options, connect)
         say(console, closing_line(summary, out))

@@ -102,28 +102,24 @@ def calibrate(folder: Path | str, *, step_s: float | None = None) -> Calibration
     shape, last, summary = _shape(run), run.records[-1], run.summary
     sent = planned_traffic(run, method, shape)
     compute = Compute(step_s=step_s) if step_s is not None else _measured_compute(run, sent)
-    return Calibration(
-        method=method,
-        steps=summary.steps,
-        traffic=sent,
-        job=Job(
-            shape=shape,
-            workers=sent.workers,
-            compute=compute,
-            link=Link.of(math.inf),
-            topology=OverTcp(),
-            tokens_per_step=run.config.tokens_per_step // sent.workers,
-            tokens=summary.steps * run.config.tokens_per_step,
-            added_nbytes=summary.added_nbytes or 0,
-        ),
-        measured=Measured(
-            training_s=_known(run, last.training_s, "training_s"),
-            inner_s=_known(run, last.inner_s, "inner_s"),
-            wait_s=last.wait_s,
-            sent_nbytes=summary.sent_bytes_per_worker,
-            received_nbytes=summary.received_bytes_per_worker,
-        ),
+    job = Job(
+        shape=shape,
+        workers=sent.workers,
+        compute=compute,
+        link=Link.of(math.inf),
+        topology=OverTcp(),
+        tokens_per_step=run.config.tokens_per_step // sent.workers,
+        tokens=summary.steps * run.config.tokens_per_step,
+        added_nbytes=summary.added_nbytes or 0,
     )
+    measured = Measured(
+        training_s=_known(run, last.training_s, "training_s"),
+        inner_s=_known(run, last.inner_s, "inner_s"),
+        wait_s=last.wait_s,
+        sent_nbytes=summary.sent_bytes_per_worker,
+        received_nbytes=summary.received_bytes_per_worker,
+    )
+    return Calibration(method=method, steps=summary.steps, traffic=sent, job=job, measured=measured)
 
 
 def _measured_compute(run: FinishedRun, sent: Traffic) -> Compute:

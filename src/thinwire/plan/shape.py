@@ -89,13 +89,11 @@ class Shape:
         """
         roles = parameter_roles(model)
         shapes = {n: tuple(p.shape) for n, p in model.named_parameters()}
-        return Shape(
-            name=type(model).__name__ if name is None else name,
-            weights=tuple(
-                Weight(part=part, shape=shapes[n], role=roles[n].value)
-                for n, part in parts_of(model).items()
-            ),
+        weights = tuple(
+            Weight(part=part, shape=shapes[n], role=roles[n].value)
+            for n, part in parts_of(model).items()
         )
+        return Shape(name=type(model).__name__ if name is None else name, weights=weights)
 
     @staticmethod
     def of_size(parameters: int, layers: int) -> Shape:
@@ -123,12 +121,8 @@ class Shape:
         do = f"pass parameters and layers whose product is at most {_LARGEST:.0e}"
         check(parameters * layers <= _LARGEST, what, because=because, do=do)
         each, more = divmod(parameters, layers)
-        return Shape(
-            name=f"{count_text(parameters)} in {layers} layers",
-            weights=tuple(
-                w for layer in range(layers) for w in _layer(layer, each + (layer < more))
-            ),
-        )
+        weights = tuple(w for layer in range(layers) for w in _layer(layer, each + (layer < more)))
+        return Shape(name=f"{count_text(parameters)} in {layers} layers", weights=weights)
 
     @property
     def parts(self) -> tuple[Part, ...]:

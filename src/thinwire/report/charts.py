@@ -188,17 +188,16 @@ def _scaling_chart(field: str, lines: Mapping[str, Sequence[Variant]]) -> Chart:
     for index, (name, line) in enumerate(lines.items()):
         besides = [f for f in differing([its.settings for its in line]) if f != field]
         tuned = f" ({', '.join(f.rpartition('.')[2] for f in besides)} differ as well)"
-        traces.append(
-            {
-                "name": name + (tuned if besides else ""),
-                "mode": "lines+markers",
-                "x": [int(its.settings[field]) for its in line],
-                "y": [its.loss.mean for its in line],
-                "error": [its.loss.standard_error or 0.0 for its in line],
-                "bars": True,
-                "meta": {"series": index},
-            }
-        )
+        trace = {
+            "name": name + (tuned if besides else ""),
+            "mode": "lines+markers",
+            "x": [int(its.settings[field]) for its in line],
+            "y": [its.loss.mean for its in line],
+            "error": [its.loss.standard_error or 0.0 for its in line],
+            "bars": True,
+            "meta": {"series": index},
+        }
+        traces.append(trace)
     values = sorted({value for trace in traces for value in trace["x"]})
     return Chart(
         title=f"Loss against {symbol}, {words}",

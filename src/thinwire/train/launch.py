@@ -101,6 +101,11 @@ class ElasticConfig:
         # Messages of the others since this worker's oldest checkpoint stay.
         periods, every = config.periods, config.method.sync_every
         rounds = -(-periods.checkpoint_steps // every) * periods.keep_checkpoints
+        options = ElasticOptions(
+            patience=self.patience,
+            min_workers=self.min_workers,
+            timeout_s=timeout_s if self.is_fixed else None,
+        )
         return Elastic(
             self.at.place,
             run=self.at.run,
@@ -109,11 +114,7 @@ class ElasticConfig:
             token=token,
             identity=None if self.is_fixed else self.identity_in(out),
             group=group,
-            options=ElasticOptions(
-                patience=self.patience,
-                min_workers=self.min_workers,
-                timeout_s=timeout_s if self.is_fixed else None,
-            ),
+            options=options,
             keep=2 + rounds,
         )
 
@@ -198,10 +199,7 @@ def join(config: TrainConfig) -> None:
 
 
 def assemble(
-    config: TrainConfig,
-    data: LoadedData,
-    member: ElasticConfig | None = None,
-    out: Path | None = None,
+    config: TrainConfig, data: LoadedData, member: ElasticConfig | None = None, out: Path = Path()
 ) -> WorkerGroup:
     """The workers of this process, connected.
 
@@ -215,7 +213,7 @@ def assemble(
     torch.set_num_threads(config.machine.threads)
     device = torch.device(config.machine.device)
     if member is not None:
-        return _assemble_member(config, data, member, out or Path())
+        return _assemble_member(config, data, member, out)
     if not under_torchrun():
         workers = [_numbered(config, data, each, Ranks()) for each in in_process(config.workers)]
         return simulated(workers, data.validation[:1, :-1])

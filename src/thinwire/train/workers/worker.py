@@ -195,12 +195,7 @@ class Worker:
         """Endless batches of this worker: int64, [global_batch / K, sequence_length + 1] each."""
         config, block = self.config, self._identity.block
         if block is not None:
-            return data.training.batches(
-                worker=block,
-                workers=config.workers,
-                global_batch=config.global_batch,
-                seed=config.seed,
-            )
+            return data.training.batches(block, config.workers, config.global_batch, config.seed)
         every, rows = config.method.sync_every, config.global_batch // config.workers
         # They have no state: the outer loop has the position.
         batch = lambda: self.outer.share * every + self.outer.inner_step % every  # noqa: E731
@@ -365,11 +360,8 @@ class Worker:
             group["lr"] = rate * factor
 
     def _build(self) -> Any:
-        return self.config.model.build(
-            vocab_size=self._vocab_size,
-            sequence_length=self.config.data.sequence_length,
-            seed=self.config.seed,
-        )
+        config, vocab_size = self.config, self._vocab_size
+        return config.model.build(vocab_size, config.data.sequence_length, config.seed)
 
     def _clip(self) -> None:
         if not self.config.clip_norm or is_nested_step(self.optimizer):
