@@ -146,8 +146,6 @@ class LoopState:
             codec=Identity(),
             feedback=NoFeedback(),
             aggregate=MeanOverWorkers(),
-            # They may have come together.
-            warns_of_same_work=False,
         )
         exchange = Automatic().bind(context)
         tag = RoundTag(what=f"the outer parameters of {fragment.fragment.name}", round=self.version)

@@ -60,7 +60,7 @@ def test_methods_of_one_name_are_told_apart_by_what_differs(tmp_path) -> None:
     variants = write(tmp_path, *((config, 2.0) for config in (*configs, config_of("ddp"))))
     labels = ["diloco K=4 H=10", "diloco K=8 H=5", "diloco K=8 H=10", "ddp"]
     assert [variant.label for variant in variants] == labels
-    assert variants[0].seeds == (0, 1)
+    assert variants[0].loss.seeds == (0, 1)
     # A colour for a method, a dash for what it differs in.
     styles = [(style["series"], style["dash"]) for style in styles_of(variants)]
     assert styles == [(0, 0), (0, 1), (0, 2), (1, 0)]

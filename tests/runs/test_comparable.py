@@ -45,7 +45,7 @@ def test_a_copy_of_a_run_is_no_second_seed_and_threads_make_no_other_method(tmp_
     change(a / "config.json", machine__threads=7, periods__log_steps=1)
     write_run(b, config_of("diloco", seed=1))
     (variant,) = variants_of(runs_in(tmp_path))
-    assert variant.seeds == (0, 1)
+    assert variant.loss.seeds == (0, 1)
 
 
 def test_errors_and_paired_differences_by_hand() -> None:

@@ -96,15 +96,11 @@ class TransformersCallback(TrainerCallback):
 
     on_epoch_end = on_step_end
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
+    def on_evaluate(self, *_: Any, **given: Any) -> None:
         """Put the local weights back."""
         self._evaluation.close()
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, *_: Any, **given: Any) -> None:
         """Leave the outer parameters in the model, unless Trainer has loaded its best model."""
         if not args.load_best_model_at_end:
             # A worker that was put back, and has no further epoch, does not end the others' run.

@@ -132,7 +132,7 @@ def run_page(data: ReportData, *, refresh_s: float | None = None) -> Page:
             unplayed.append(Macro("Paragraph", text=text))
     has_link = bool(played)
     config, summary = variants[0].config, variants[0].runs[0].summary
-    seeds = _listed(seed for variant in variants for seed in variant.seeds)
+    seeds = _listed(seed for variant in variants for seed in variant.losses)
     heading = Macro("Heading", text="Contributions", name="members", below=_CONTRIBUTIONS)
     members = contributions_table(variants)
     return Page(

@@ -41,11 +41,6 @@ class Variant:
         return _settings(self.runs[0])
 
     @property
-    def seeds(self) -> tuple[int, ...]:
-        """The seeds of the runs."""
-        return tuple(run.config.seed for run in self.runs)
-
-    @property
     def losses(self) -> dict[int, float]:
         """Validation loss at the end, by seed."""
         return {run.config.seed: run.summary.val_loss for run in self.runs}
@@ -97,16 +92,15 @@ class Variant:
         Args:
             quantity: None in records that lack it.
         """
-        return mean_curve(
-            {
-                run.config.seed: {
-                    record.step: value
-                    for record in run.records
-                    if (value := quantity(record)) is not None
-                }
-                for run in self.runs
+        by_seed = {
+            run.config.seed: {
+                record.step: value
+                for record in run.records
+                if (value := quantity(record)) is not None
             }
-        )
+            for run in self.runs
+        }
+        return mean_curve(by_seed)
 
 
 def repeated_runs(runs: Sequence[FinishedRun]) -> dict[Path, str]:

@@ -9,7 +9,7 @@ import socket
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
-from thinwire.errors import ConfigurationError, check
+from thinwire.errors import ConfigurationError
 from thinwire.security.tls import run_authority
 from thinwire.security.token import TOKEN_VARIABLE, Token, find_token
 
@@ -41,13 +41,12 @@ def split_address(address: str) -> tuple[str, int]:
     (('node1', 29400), ('::1', 29400))
     """
     found = _ADDRESS.fullmatch(address)
-    check(
-        found is not None and int(found["port"]) <= 65535,
-        f"use address {address[:80]!r}",
-        because="it is not HOST:PORT with the name of a host and a port up to 65535",
-        do="pass something like node1:29400, or [::1]:29400 for IPv6",
-    )
-    assert found is not None
+    if found is None or int(found["port"]) > 65535:
+        raise ConfigurationError(
+            f"use address {address[:80]!r}",
+            because="it is not HOST:PORT with the name of a host and a port up to 65535",
+            do="pass something like node1:29400, or [::1]:29400 for IPv6",
+        )
     return found["ipv6"] or found["host"], int(found["port"])
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from thinwire.errors import MismatchError, check
+from thinwire.errors import ConfigurationError, MismatchError, check
 from thinwire.transport.base import (
     Post,
     Posts,
@@ -53,15 +53,14 @@ class ReplicatedRanks(WrappedTransport):
         super().__init__(inner)
         is_outside = hasattr(group, "get_coordinate") and group.get_coordinate() is None
         given = None if is_outside else group_of(group)
-        check(
-            isinstance(given, dist.ProcessGroup) and is_known(given),
-            _DIVIDE,
-            because=f"this rank is not in {group!r}, or that is no process group of "
-            "torch.distributed",
-            do="pass the group, or the one dimension of the mesh, that has this worker's ranks and "
-            "no others, on each of them; or leave out ddp_group: every rank then sends all",
-        )
-        assert given is not None
+        if not isinstance(given, dist.ProcessGroup) or not is_known(given):
+            raise ConfigurationError(
+                _DIVIDE,
+                because=f"this rank is not in {group!r}, or that is no process group of "
+                "torch.distributed",
+                do="pass the group, or the one dimension of the mesh, that has this worker's ranks "
+                "and no others, on each of them; or leave out ddp_group: every rank then sends all",
+            )
         ranks = dist.get_process_group_ranks(given)
         with naming_failures(f"anything inside a worker of {len(ranks)} ranks", hint=_UNMATCHED):
             # Another thread gathers in this group while the trainer averages gradients in its own.

@@ -67,8 +67,7 @@ class Ranks:
     [2.0]
     """
 
-    def __init__(self, *, index: int = 0, size: int = 1) -> None:
-        self.index, self.size = index, size
+    index, size = 0, 1
 
     def place(self, model: nn.Module, device: torch.device) -> None:
         """Put a model that every rank has built alike where it is trained, in place."""
@@ -104,7 +103,7 @@ class FsdpRanks(Ranks):
     def __init__(self, group: Any, device: torch.device) -> None:
         from torch.distributed.device_mesh import DeviceMesh
 
-        super().__init__(index=dist.get_rank(group), size=dist.get_world_size(group))
+        self.index, self.size = dist.get_rank(group), dist.get_world_size(group)
         self._device = device
         # From a group, because a mesh that makes its own would not give it the run's timeout.
         self._mesh = DeviceMesh.from_group(group, device.type, mesh_dim_names=("shard",))
