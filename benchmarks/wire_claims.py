@@ -39,6 +39,7 @@ STEPS, WARMUP_STEPS = 1600, 40
 BASELINES = ("ddp, AdamW", "ddp, Muon")
 FRONT = {
     "muloco, 1 bit, H=64, own settings": (64, 1),
+    "muloco, 1 bit, H=128, own settings": (128, 1),
     "muloco, 1 bit, H=200, own settings": (200, 1),
     "muloco, 1 bit, head 2 bit, H=200, own settings": (200, 2),
 }

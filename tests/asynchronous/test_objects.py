@@ -22,6 +22,7 @@ from forked import Forked
 from processes import ended, until
 from thinwire.asynchronous import Assignment, AsyncOptions, AsyncServer, AsyncWorker
 from thinwire.asynchronous.objects import AsyncStoreServer, AsyncStoreWorker, read_status
+from thinwire.elastic.loop_thread import _Loop, run_to_end
 from thinwire.files import replace_file
 from thinwire.plan.shape import Shape
 from thinwire.plan.traffic import traffic
@@ -158,6 +159,27 @@ def test_a_notebook_whose_thread_runs_an_event_loop_can_serve_work_and_look(tmp_
     found = asyncio.run(cell(lambda: read_status(ObjectStore(run.store), **known)))
     assert found.is_finished
     assert server.digest() == simulated(run.settings).digest()
+
+
+def test_a_server_that_goes_on_in_a_notebook_after_a_stop_gives_work_at_once(monkeypatch) -> None:
+    """A loop of its own has a clock without that stop; time.monotonic() is ahead of it."""
+    monkeypatch.setattr(_Loop, "_stopped_s", 3600.0)
+    monkeypatch.setattr(_Loop, "_seen_s", 0.0)
+
+    def serving() -> tuple[AsyncServer, AsyncStoreServer]:
+        server = AsyncServer(build_model(), method(), workers=1, options=OPTIONS, total_steps=9)
+        store = ObjectStore(MemoryStore())
+        return server, AsyncStoreServer(server, store, run="r", token=TOKEN)
+
+    async def first_assignment(server: AsyncServer) -> Assignment | None:
+        return server.assign(0, now_s=object_store.now_s())
+
+    async def cell() -> Assignment | None:
+        (server, resumed), state = serving(), serving()[1].state_dict()
+        resumed.load_state_dict(state)
+        return run_to_end(first_assignment(server))
+
+    assert asyncio.run(cell()) is not None
 
 
 @pytest.mark.parametrize("slots", [{}, COMPRESSED], ids=["fp32", "2 bits"])

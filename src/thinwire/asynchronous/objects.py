@@ -123,6 +123,10 @@ async def _status(objects: RunObjects) -> AsyncRunStatus | None:
     return await objects.read(AsyncRunStatus, f"{objects.run}/status", objects.until_s())
 
 
+async def _time() -> float:
+    return now_s()
+
+
 async def _payload(objects: RunObjects, key: str, nbytes: int) -> Tensor:
     """Payload of an object; empty if it is absent or was not written by this run."""
     opened = await objects.sealed.get(key, objects.until_s(), nbytes=nbytes)
@@ -318,7 +322,7 @@ class AsyncStoreServer:
         Raises:
             MismatchError: it is of another run.
         """
-        self._server.load_state_dict(state["server"], now_s=time.monotonic())
+        self._server.load_state_dict(state["server"], now_s=run_to_end(_time()))
         self.status = msgspec.json.decode(state["status"], type=AsyncRunStatus)
         self.status.stats = self._server.stats
 
