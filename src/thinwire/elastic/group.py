@@ -19,6 +19,7 @@ from thinwire.elastic.run_objects import RunObjects, absent_message
 from thinwire.elastic.timeouts import Timeouts
 from thinwire.errors import RoundDiscarded, ThinwireError
 from thinwire.rejection import discarded
+from thinwire.storage import HostCopy
 from thinwire.transport.base import (
     Post,
     Posts,
@@ -103,10 +104,21 @@ class StoreGroup:
         running = RunningExchange(posts)
         if running.post is None:
             return running
-        # Here, on the stream that has computed it.
-        running.post = running.post.changed(lambda payload: payload.cpu().contiguous())
-        running.arrive = self._in_thread(tag, partial(self.exchange, tag, running, self.roll))
+        # Begun here, after the work that computes it; the thread waits for it.
+        copies = {id(p): HostCopy(p) for p in running.post.to.values() if not p.is_cpu}
+        running.arrive = self._in_thread(tag, partial(self._send, tag, running, self.roll, copies))
         return running
+
+    async def _send(
+        self,
+        tag: RoundTag,
+        running: RunningExchange[Any],
+        roll: int,
+        copies: Mapping[int, HostCopy],
+    ) -> None:
+        if copies and running.post is not None:
+            running.post = running.post.changed(lambda payload: copies[id(payload)].read())
+        await self.exchange(tag, running, roll)
 
     def _in_thread(
         self, tag: RoundTag, work: Callable[[], Coroutine[Any, Any, T]]
