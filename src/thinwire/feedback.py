@@ -152,7 +152,7 @@ class _Residual(FeedbackState):
                 because=f"it has {sorted(state)}, not a residual of {len(memory)} elements",
                 do="pass what state_dict() of a loop with the same method returned",
             )
-        self._memory.store(state["residual"].to(memory.device, copy=True))
+        self._memory.store(memory.copy_(state["residual"]))
 
 
 def _proof(values: Tensor) -> Tensor:

@@ -175,6 +175,31 @@ def test_a_run_killed_at_any_moment_and_resumed_ends_as_if_it_had_not_been(
     assert inner_s == sorted(inner_s), "seconds before the kill are forgotten"
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
+@pytest.mark.slow_cases("sparseloco")
+@pytest.mark.parametrize(("method", "inner"), [("muloco", 4), ("sparseloco", 8)])
+def test_a_resume_holds_no_second_copy(
+    tiny, tmp_path, monkeypatch, method: str, inner: float
+) -> None:
+    config = tiny(method, workers=1, global_batch=1)
+    file, out = Path(config.model.size), tmp_path / "run"
+    wide = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 3}
+    file.write_text(json.dumps(json.loads(file.read_text()) | wide))
+    stop_after(config, out, monkeypatch, 4)
+    pickled = tmp_path / "config.pickle"
+    pickled.write_bytes(pickle.dumps(config))
+    helper = str(Path(__file__).parents[1] / "resumed_memory.py")
+    process = Forked([helper, str(pickled), str(out)], dict(os.environ))
+    printed, error = process.communicate(timeout=60)
+    assert process.returncode == 0, error
+    found = json.loads(printed)
+    assert found["step"] == 4
+    assert not found["mapped"], "the file would stay on the disk for as long"
+    assert found["extra"] < 0.5, found
+    # What an inner optimizer has is there from its first step on.
+    assert found["kept"] < inner + 0.5, found
+
+
 @pytest.mark.slow_cases("noloco", "streaming")
 @pytest.mark.parametrize("method", ["diloco", "streaming_diloco:tau=3", "noloco"])
 def test_a_killed_rank_ends_the_others_and_all_resume(tiny, tmp_path, method: str) -> None:

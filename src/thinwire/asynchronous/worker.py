@@ -169,4 +169,4 @@ class AsyncWorker:
         self._start.store(state["start"].to(self._live.device, copy=True))
         self.assignment = state["assignment"] and Assignment(**state["assignment"])
         self._exchange.load_state_dict(state["feedback"])
-        self._feedback_before = state["feedback_before"]
+        self._feedback_before = {k: v.clone() for k, v in state["feedback_before"].items()}

@@ -150,6 +150,8 @@ class Checkpoints:
     def load(self, step: int) -> tuple[dict[str, Any], int]:
         """The state saved at `step` from which this worker resumes, and the ranks of that run.
 
+        Copy the tensors that you keep: they are the file, which stays on the disk as long as one.
+
         Raises:
             CheckpointError: the file is missing or not what was written; names it.
         """
@@ -158,7 +160,8 @@ class Checkpoints:
             facts = _SEALS.decode(seal.read_bytes())
             if _sha256(data) != facts.sha256:
                 raise ValueError(f"its {data.stat().st_size} bytes are not those that were written")
-            state = torch.load(data, weights_only=True)
+            # Mapped, so that what is copied out of it is not in memory twice.
+            state = torch.load(data, map_location="cpu", mmap=True, weights_only=True)
         except Exception as error:  # damaged bytes raise anything
             raise self.damaged(step, str(error).partition("\n")[0]) from error
         return state, self._ranks_at(step)

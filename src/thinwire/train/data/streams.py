@@ -126,7 +126,7 @@ class StreamBatches(Iterator[Tensor]):
             MismatchError: it is of other batches.
         """
         state = check_matches(state, self._identity)
-        self._pending = state["pending"].numpy()
+        self._pending = state["pending"].numpy().copy()
         self._start_epoch(state["stream"])
 
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -180,7 +181,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     kept = {
         index: {key: _like(parameters[index], value) for key, value in values.items()}
-        for index, values in state["state"].items()
+        # Copied, because an optimizer keeps what it is given.
+        for index, values in deepcopy(state["state"]).items()
     }
     optimizer.load_state_dict({**state, "state": kept})
 

@@ -341,7 +341,7 @@ class Worker:
         # continues its random numbers and its error feedback; the others draw their own numbers,
         # and have sent nothing whose error they would owe.
         if sources is None or self.rank < sources:
-            self.stream.states = {name: its.cpu() for name, its in state["random"].items()}
+            self.stream.states = {name: its.clone() for name, its in state["random"].items()}
             self.outer.load_state_dict(state["outer"])
         else:
             self.outer.load_state_dict(state["outer"], with_feedback=False)

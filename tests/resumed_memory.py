@@ -1,0 +1,50 @@
+"""Resumes a pickled configuration in a folder; prints memory, in bytes a parameter, as JSON.
+
+`kept` is what the process holds more of after the restore than before it, `extra` the most that it
+held besides meanwhile, and `mapped` whether a checkpoint is in its memory still. Only its own
+memory counts: pages of a file that is mapped are the system's, which takes them back when it needs
+them.
+"""
+
+import json
+import pickle
+import sys
+import time
+from pathlib import Path
+from threading import Event, Thread
+
+from thinwire.train import trainer
+
+
+def _own_nbytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
+
+
+def _watched(self: trainer._Trainer) -> None:
+    workers = self._group.workers
+    before, most, ended = _own_nbytes(), [0], Event()
+
+    def watch() -> None:
+        while not ended.is_set():
+            most[0] = max(most[0], _own_nbytes())
+            time.sleep(0.0005)
+
+    watching = Thread(target=watch)
+    watching.start()
+    _restore(self)
+    ended.set()
+    watching.join()
+    after, count = _own_nbytes(), sum(p.numel() for p in workers[0].model.parameters())
+    found = {"step": self._group.step, "kept": (after - before) / count}
+    found["extra"] = (most[0] - max(before, after)) / count
+    found["mapped"] = "step-" in Path("/proc/self/maps").read_text()
+    print(json.dumps(found))
+    sys.exit()
+
+
+_restore = trainer._Trainer._restore
+trainer._Trainer._restore = _watched
+
+if __name__ == "__main__":
+    trainer.resume(pickle.loads(Path(sys.argv[1]).read_bytes()), Path(sys.argv[2]))
