@@ -1,5 +1,6 @@
 """The state that workers share: what is refused, and what a look at it meanwhile sees."""
 
+import copy
 import dataclasses
 import threading
 
@@ -9,6 +10,7 @@ import torch
 import thinwire as tw
 from elastic_hub import METHODS, H, crew, method, train
 from elastic_twin import ElasticHub
+from speed.measuring import peak_temporary_nbytes
 from thinwire.errors import CheckpointError, MismatchError
 from toy import build_model, same_bits
 
@@ -44,6 +46,32 @@ def test_nobody_sees_half_a_step(name: str) -> None:
         watcher.join()
     assert wrong == []
     assert len(seen) > 10
+
+
+@pytest.mark.parametrize("outer_device", [None, "cpu"])
+def test_a_snapshot_is_copied_only_if_an_outer_step_overtakes_it(outer_device) -> None:
+    model = torch.nn.Linear(64, 64)
+    adam = dataclasses.replace(tw.presets.diloco(sync_every=1), outer=tw.outer.AdamW(lr=0.1))
+    loop = tw.OuterLoop(model, [], adam, outer_device=outer_device)
+    (fragment,) = loop._state.fragments
+
+    def step() -> list[int]:
+        with torch.no_grad():
+            model.weight.add_(1)
+        loop.step()
+        return [tensor.data_ptr() for tensor in fragment.shared().values() if tensor.ndim]
+
+    places = step()
+    snapshot, nbytes = peak_temporary_nbytes(loop._state.capture)
+    assert nbytes == 0
+    assert {t.data_ptr() for t in snapshot.tensors.values()} >= {*places}
+    before = copy.deepcopy(snapshot.tensors)
+    elsewhere = step()
+    assert same_bits([*snapshot.tensors.values()], [*before.values()])
+    assert not {*places} & {*elsewhere}
+    assert all(not torch.equal(t, before[n]) for n, t in loop._state.capture().tensors.items())
+    del snapshot
+    assert step() == elsewhere, "nothing shares that memory"
 
 
 def wider():

@@ -2,6 +2,7 @@
 
 import itertools
 from collections import defaultdict
+from copy import deepcopy
 from functools import partial
 
 import pytest
@@ -95,7 +96,7 @@ def test_a_snapshot_is_taken_over_in_place(method: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     method = with_short_rounds(method, late=16)
     loop = tw.OuterLoop(model, optimizer, method, transport=tw.transport.in_process(1)[0])
-    snapshot = loop._state.capture()
+    snapshot = deepcopy(loop._state.capture())
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1.0)

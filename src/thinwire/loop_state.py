@@ -41,7 +41,7 @@ class LoopState:
 
     `step` are inner steps by the schedule, `version` outer steps, each fragment's counted, `dealt`
     data shares handed out. Only the thread that trains changes any of it, and holds `lock`
-    meanwhile: snapshots are copied in another thread.
+    meanwhile: snapshots are taken in another thread.
     """
 
     def __init__(self, builder: FragmentBuilder, transport: Transport) -> None:
@@ -96,10 +96,13 @@ class LoopState:
             return sum(value.nbytes for f in self.fragments for value in f.shared().values())
 
     def capture(self) -> Snapshot:
-        """A copy of the shared state between two rounds; safe from any thread."""
+        """The shared state between two rounds, as it is now; safe from any thread.
+
+        On a CPU it shares memory with the fragments. An outer step in the meantime takes new.
+        """
         with self.lock:
             shared = _of_all(fragment.shared() for fragment in self.fragments)
-            tensors = {key: value.detach().cpu().clone() for key, value in shared.items()}
+            tensors = {key: value.detach().cpu() for key, value in shared.items()}
             facts = {
                 "run": self.description,
                 "workers": self.outer_workers,

@@ -108,7 +108,7 @@ class Snapshot:
 
     Args:
         facts: numbers and texts, JSON-able; has `version`.
-        tensors: copies, on the CPU.
+        tensors: on the CPU; they do not change.
     """
 
     facts: Mapping[str, Any]

@@ -128,6 +128,19 @@ class StoredTensor:
         """The tensor where it is stored, to be read only; valid until the next `store`."""
         return self._value
 
+    def unshared(self) -> Tensor:
+        """The tensor where it is stored, to be changed: what shares its memory keeps the old one.
+
+        >>> kept = StatePlacement(torch.device("cpu")).keep(torch.ones(2))
+        >>> snapshot = kept.stored().detach()
+        >>> kept.unshared().add_(1), snapshot
+        (tensor([2., 2.]), tensor([1., 1.]))
+        """
+        if _use_count(self._value) > _unshared():
+            pinned = self._storage.on_host and self._storage.device.type == "cuda"
+            self._value = torch.empty_like(self._value, pin_memory=pinned).copy_(self._value)
+        return self._value
+
     @property
     def device_bytes(self) -> int:
         """Bytes that it takes on the worker's device now."""

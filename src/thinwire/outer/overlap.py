@@ -220,6 +220,8 @@ class DelayState(OuterState):
             then: given every part of the new anchor as it is made, not to be changed.
             origin: subtracted from the anchor for the step; the anchor itself by default.
         """
+        for kept in (self._vector, *self._buffers.values()):
+            kept.unshared()  # a snapshot may be on its way
         vector = self._vector.fetch()
         buffers = {key: kept.fetch() for key, kept in self._buffers.items()}
         failure: BaseException | None = None
@@ -237,8 +239,7 @@ class DelayState(OuterState):
             for key, kept in self._buffers.items():
                 kept.store(buffers[key])
             self._vector.store(vector)
-            for steps in self._scalars.values():
-                steps += 1
+            self._scalars = {key: steps + 1 for key, steps in self._scalars.items()}
         if failure is not None:
             raise failure
         if not vector.is_cpu:
@@ -305,7 +306,7 @@ class DelayState(OuterState):
 
 
 def _put(kept: StoredTensor, value: Tensor) -> None:
-    kept.store(kept.stored().copy_(value))  # in place: a snapshot's memory is not needed twice
+    kept.store(kept.unshared().copy_(value))  # in place: a snapshot's memory is not needed twice
 
 
 class Overlap(ABC):
