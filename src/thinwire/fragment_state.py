@@ -242,10 +242,9 @@ class FragmentState:
         """Continue with `outer`, made for another number of workers."""
         if outer is self.outer:
             return
-        old, local_delta, self.outer = self.shared(), self.outer.pseudo_gradient(), outer
+        old, self.outer = self.shared(), outer
         # State that only this K's outer optimizer has begins as in a new run.
         self._load_outer(old)
-        self.outer.reset_live(local_delta)
 
     def replace_exchange(self, exchange: ExchangeState) -> None:
         """Continue with `exchange`, made for other workers, and with the feedback so far."""

@@ -2,7 +2,7 @@
 
 import hashlib
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from thinwire.fragments.sharding import sharded_like
 from thinwire.handshake import check_same_run
 from thinwire.membership import Answer, Progress, Replay, RoundRecord, Snapshot
 from thinwire.method import migrate_names
-from thinwire.outer import OuterState
+from thinwire.outer import ByWorkerCount, ElementwiseOptimizer, OuterState
 from thinwire.rejection import Consequence
 from thinwire.storage import StatePlacement
 from thinwire.transport import RoundTag, Transport
@@ -199,11 +199,9 @@ class LoopState:
         shared = [_of_fragment(snapshot.tensors, index) for index in range(len(self.fragments))]
         with self.lock:
             workers = int(facts["workers"])
-            outers = self._outers(workers)
-            for fragment, theirs, outer in zip(self.fragments, shared, outers, strict=True):
-                fragment.check_shared(theirs, outer)
+            list(map(FragmentState.check_shared, self.fragments, shared, self._outers(workers)))
             self.cancel_rounds()
-            self._replace_outers(workers, outers)
+            self.set_outer_workers(workers)
             self._digest = (-1, "")
             known = zip(self.fragments, shared, facts["tracks"], strict=True)
             for fragment, theirs, rounds in known:
@@ -295,7 +293,9 @@ class LoopState:
 
     def set_outer_workers(self, workers: int) -> None:
         """Go on with outer optimizers made for `workers` workers."""
-        self._replace_outers(workers, self._outers(workers))
+        for fragment, outer in zip(self.fragments, self._outers(workers), strict=True):
+            fragment.replace_outer(outer)
+        self.outer_workers = workers
 
     def set_exchange_workers(self, workers: int, rank: int) -> None:
         """Go on with exchanges made for rank `rank` of `workers`."""
@@ -306,15 +306,14 @@ class LoopState:
             fragment.replace_exchange(state)
         self._exchange_rank = workers, rank
 
-    def _outers(self, workers: int) -> list[OuterState]:
-        if workers == self.outer_workers:
-            return [fragment.outer for fragment in self.fragments]
-        return [self._builder.outer_state(f.fragment, workers) for f in self.fragments]
-
-    def _replace_outers(self, workers: int, outers: Sequence[OuterState]) -> None:
-        for fragment, outer in zip(self.fragments, outers, strict=True):
-            fragment.replace_outer(outer)
-        self.outer_workers = workers
+    def _outers(self, workers: int) -> Iterator[OuterState]:
+        """One after the other: those of all fragments at once would be a second outer state."""
+        outer = self._builder.method.outer
+        is_same = isinstance(outer, ElementwiseOptimizer) or workers == self.outer_workers
+        if isinstance(outer, ByWorkerCount):
+            is_same = outer.at(workers) == outer.at(self.outer_workers)
+        for each in self.fragments:
+            yield each.outer if is_same else self._builder.outer_state(each.fragment, workers)
 
 
 def record_of(
