@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import thinwire as tw
-from elastic_hub import METHODS, H, crew, method, train
+from elastic_hub import METHODS, H, crew, meet, method, train
 from elastic_twin import ElasticHub
 from speed.measuring import peak_temporary_nbytes
 from thinwire.errors import CheckpointError, MismatchError
+from thinwire.membership import Snapshot
 from toy import build_model, same_bits
 
 
@@ -72,6 +73,39 @@ def test_a_snapshot_is_copied_only_if_an_outer_step_overtakes_it(outer_device) -
     assert all(not torch.equal(t, before[n]) for n, t in loop._state.capture().tensors.items())
     del snapshot
     assert step() == elsewhere, "nothing shares that memory"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_snapshot_changes_whatever_comes_after_it(name: str) -> None:
+    """Not by rounds, other workers, other snapshots that are taken over, nor by training."""
+    hub = ElasticHub()
+    players = crew(hub, METHODS[name], 3)
+    kept = list[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]]()
+
+    def keep() -> Snapshot:
+        for player in players:
+            tensors = dict(player.state.capture().tensors)
+            kept.append((tensors, copy.deepcopy(tensors)))
+        return players[0].state.capture()
+
+    # What streams has a round under way that another team would have to cancel.
+    for members in (3,) * 4 if name == "streaming" else (3, 3, 2, 3):
+        meet(hub, players[:members])
+        for _ in range(H):
+            keep()
+            train(players[:members], 1)
+    earlier = keep()
+    train(players, H)
+    for player in players:
+        player.state.load(earlier)
+        keep()
+    train(players, H)
+    changed = [
+        n for tensors, before in kept for n in before if not torch.equal(tensors[n], before[n])
+    ]
+    assert changed == []
+    first, last = kept[0][0], kept[-1][0]
+    assert any(not torch.equal(first[n], last[n]) for n in first), "nothing was trained"
 
 
 def wider():

@@ -20,7 +20,7 @@ from thinwire.fragments.sharding import sharded_like
 from thinwire.handshake import check_same_run
 from thinwire.membership import Answer, Progress, Replay, RoundRecord, Snapshot
 from thinwire.method import migrate_names
-from thinwire.outer import ByWorkerCount, ElementwiseOptimizer, OuterState
+from thinwire.outer import OuterState
 from thinwire.rejection import Consequence
 from thinwire.storage import StatePlacement
 from thinwire.transport import RoundTag, Transport
@@ -199,6 +199,7 @@ class LoopState:
         shared = [_of_fragment(snapshot.tensors, index) for index in range(len(self.fragments))]
         with self.lock:
             workers = int(facts["workers"])
+            # None of these outer states is kept, so that one fragment's is there at a time.
             list(map(FragmentState.check_shared, self.fragments, shared, self._outers(workers)))
             self.cancel_rounds()
             self.set_outer_workers(workers)
@@ -309,9 +310,7 @@ class LoopState:
     def _outers(self, workers: int) -> Iterator[OuterState]:
         """One after the other: those of all fragments at once would be a second outer state."""
         outer = self._builder.method.outer
-        is_same = isinstance(outer, ElementwiseOptimizer) or workers == self.outer_workers
-        if isinstance(outer, ByWorkerCount):
-            is_same = outer.at(workers) == outer.at(self.outer_workers)
+        is_same = outer.at(workers) == outer.at(self.outer_workers)
         for each in self.fragments:
             yield each.outer if is_same else self._builder.outer_state(each.fragment, workers)
 

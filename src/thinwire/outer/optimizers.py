@@ -30,6 +30,10 @@ class OuterOptimizer(ABC):
         By default it is.
         """
 
+    def at(self, workers: int) -> OuterOptimizer:
+        """The optimizer for `workers` workers: by default this one, whatever their number."""
+        return self
+
     elastic_refusal: str | None = None
     """Why workers that come and go cannot train by this optimizer, though all share one anchor."""
 
