@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import obstore
@@ -64,13 +65,14 @@ class Worker:
         token: str | None = None,
         model: Callable[[], torch.nn.Module] = build_model,
         least_wait_s: float = 20.0,
+        cache: Path | None = None,
         **options: Any,
     ) -> None:
         self.number, self.of, self.identity = number, of, identity
         known = {"run": "a-run", "token": token, "identity": identity}
         known |= {"least_wait_s": least_wait_s, "snapshot_after": SNAPSHOT_AFTER}
         chosen = ElasticOptions(**{"give_up_s": UP_S, **options})
-        self.transport = Elastic(store, options=chosen, **known)
+        self.transport = Elastic(store, options=chosen, cache=cache, **known)
         self.objects = self.transport._store
         self.is_stopped = threading.Event()
         self.transport.leave_when(self.is_stopped.is_set)

@@ -34,9 +34,10 @@ from bucket_workers import (
 )
 from processes import free_port, promptly, until
 from s3_server import options_of
-from thinwire.elastic import loop_thread, transport
+from thinwire.elastic import loop_thread, run_objects, transport
 from thinwire.elastic.loop_thread import LOOK_S, LoopThread
 from thinwire.elastic.roll import identity_of
+from thinwire.elastic.run_objects import RunObjects
 from thinwire.elastic.timeouts import ElasticOptions
 from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout, MismatchError
 from thinwire.transport import Elastic
@@ -71,6 +72,42 @@ def test_a_worker_whose_anchor_changed_takes_a_snapshot(monkeypatch, store) -> N
     assert any("have changed since its last round" in why for why in whys)
     assert any("by a snapshot" in event.why for event in running[1].events("healed"))
     assert not running[0].events("healed")
+
+
+def test_a_newcomer_that_is_restarted_as_it_heals_reads_no_part_twice(
+    snapshots, store, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(run_objects, "_PART_NBYTES", 64)
+    monkeypatch.setattr(run_objects, "_AT_ONCE", 1)
+    known = {"min_workers": 1, "least_wait_s": 0.5}
+    (first,) = workers(store, 1, **known)
+    asked, whole, dies = list[str](), RunObjects._opened, [True]
+
+    async def opened(self: RunObjects, key: str, *args: Any, **kwargs: Any) -> Any:
+        if "/state/" in key and not key.endswith("/end"):
+            if dies[0] and len(asked) == 3:
+                raise ExchangeError("heal", because="this process is killed", do="nothing")
+            asked.append(key)
+        return await whole(self, key, *args, **kwargs)
+
+    def stops_after_a_snapshot() -> None:
+        until(lambda: any(key.endswith("/end") for key in names_in(store, "a-run/state/")))
+        stops()
+
+    first.before_step[3 * H] = stops_after_a_snapshot
+    first.start(LONG).fails(Stopped)
+    # Without its first round, only the snapshot leads to where the run is.
+    obstore.delete(store, names_in(store, "a-run/message/")[0])
+    monkeypatch.setattr(RunObjects, "_opened", opened)
+    cache = tmp_path / "snapshot"
+    Worker(store, "w9", cache=cache, **known).start(LONG).fails(ExchangeError, "killed")
+    assert len(list(cache.iterdir())) == len(asked) == 3
+    dies[0] = False
+    again = Worker(store, "w9", cache=cache, **known)
+    train([again], LONG)
+    assert any("by a snapshot" in event.why for event in again.events("healed"))
+    assert len(asked) == len({*asked}) > 3
+    assert not cache.exists()
 
 
 def test_a_worker_with_other_initial_weights_takes_those_of_the_others(store) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from thinwire.membership import Progress
 from thinwire.security.token import Token
 from thinwire.transport import RoundTag, object_store
 from thinwire.transport.object_store import ObjectStore
-from thinwire.transport.sealed_objects import bytes_tensor
+from thinwire.transport.sealed_objects import SealedObjects, bytes_tensor
 
 AT = Progress(version=0, step=0, digest="ab")
 STATE = NewestState(version=3, roll=4, writer="a:1")
@@ -171,6 +172,55 @@ def test_a_snapshot_in_pieces_is_found_again(token, monkeypatch) -> None:
         assert found(store, token) == payload
         assert found(store, token, largest=nbytes - 1) == b""
         assert do(objects(store, token).has_state(STATE, soon()))
+
+
+@pytest.mark.parametrize("token", [None, SECRET], ids=["open", "sealed"])
+def test_what_was_read_of_a_snapshot_is_not_read_again_after_a_restart(
+    token, tmp_path, monkeypatch, caplog
+) -> None:
+    monkeypatch.setattr(run_objects, "_PART_NBYTES", 8)
+    monkeypatch.setattr(run_objects, "_AT_ONCE", 2)
+    store, payload, cache = memory(), bytes(range(60)), tmp_path / "a" / "snapshot"
+    written(store, token, payload)
+    names = [name for name in names_in(store, "a-run/state/") if not name.endswith("/end")]
+    parts, last = len(names), names[-1]
+    read_whole = SealedObjects.get
+
+    def healing(cache: Path, dies_at: str = "") -> tuple[bytes, int]:
+        """The snapshot, and how many of its parts came from the store."""
+        asked = list[str]()
+
+        async def get(self: SealedObjects, key: str, *args: Any, **kwargs: Any) -> Any:
+            if key == dies_at:
+                raise ConnectionError
+            asked.append(key)
+            return await read_whole(self, key, *args, **kwargs)
+
+        monkeypatch.setattr(SealedObjects, "get", get)
+        run = RunObjects(ObjectStore(store), "a-run", token and Token(token), cache=cache)
+        file = bytes(do(run.state(STATE, 5, largest=LARGEST)))
+        return file, sum(not key.endswith("/end") for key in asked)
+
+    with pytest.raises(ConnectionError):
+        healing(cache, last)
+    assert healing(cache) == (payload, 1)
+    assert healing(cache) == (payload, 0)
+    # Of another snapshot nothing is kept, a part that a disk has lost makes it of no use, once, and
+    # a folder that cannot be made is done without.
+    (first,) = [file for file in cache.iterdir() if file.name.endswith("00000")]
+    first.with_name("older-00000").write_bytes(b"x")
+    first.write_bytes(b"")
+    assert healing(cache) == (b"", 0)
+    RunObjects(ObjectStore(store), "a-run", None, cache=cache).forget_parts()
+    assert not cache.exists()
+    assert healing(cache) == (payload, parts)
+    first.with_name("older-00000").write_bytes(b"x")
+    first.unlink()
+    assert healing(cache) == (payload, 1)
+    assert not first.with_name("older-00000").exists()
+    (tmp_path / "file").write_text("")
+    assert healing(tmp_path / "file") == (payload, parts)
+    assert "would read this snapshot from its beginning" in caplog.text
 
 
 ENDS = [

@@ -106,19 +106,15 @@ class StoreGroup:
             return running
         # Begun here, after the work that computes it; the thread waits for it.
         copies = {id(p): HostCopy(p) for p in running.post.to.values() if not p.is_cpu}
-        running.arrive = self._in_thread(tag, partial(self._send, tag, running, self.roll, copies))
-        return running
+        exchange = partial(self.exchange, tag, running, self.roll)
 
-    async def _send(
-        self,
-        tag: RoundTag,
-        running: RunningExchange[Any],
-        roll: int,
-        copies: Mapping[int, HostCopy],
-    ) -> None:
-        if copies and running.post is not None:
-            running.post = running.post.changed(lambda payload: copies[id(payload)].read())
-        await self.exchange(tag, running, roll)
+        async def send() -> None:
+            if copies and running.post is not None:
+                running.post = running.post.changed(lambda payload: copies[id(payload)].read())
+            await exchange()
+
+        running.arrive = self._in_thread(tag, send)
+        return running
 
     def _in_thread(
         self, tag: RoundTag, work: Callable[[], Coroutine[Any, Any, T]]

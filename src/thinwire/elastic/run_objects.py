@@ -17,13 +17,17 @@ time cannot overwrite a decision.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
 import secrets
+import shutil
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -32,6 +36,7 @@ from torch import Tensor
 
 from thinwire.elastic.roll import NewestState, View, WorkerReport, read_as, text_of
 from thinwire.errors import MismatchError, check
+from thinwire.files import replace_file
 from thinwire.handshake import check_same
 from thinwire.security.token import Token
 from thinwire.transport.base import RoundTag
@@ -64,6 +69,18 @@ def check_run_name(run: str) -> None:
     )
 
 
+def _keep(path: Path, piece: Tensor) -> None:
+    """Write a part of a snapshot into a folder that has those of no other one."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for other in path.parent.iterdir():
+            if other.name.rpartition("-")[0] != path.name.rpartition("-")[0]:
+                other.unlink(missing_ok=True)
+        replace_file(path, partial(Path.write_bytes, data=piece.numpy().data))
+    except OSError as error:
+        _LOG.warning("a restart would read this snapshot from its beginning: %s", error)
+
+
 class _End(msgspec.Struct):
     parts: Annotated[int, msgspec.Meta(ge=0, le=10**5)]
     nbytes: int
@@ -80,6 +97,7 @@ class RunObjects:
         index: rank in its worker, whose objects these are.
         ranks: S, of each worker.
         patience_s: how long a store that does not answer is waited for.
+        cache: folder for parts of a snapshot that is being read; None keeps none.
 
     Raises:
         ConfigurationError: `run` cannot be part of the names of objects.
@@ -98,12 +116,14 @@ class RunObjects:
         index: int = 0,
         ranks: int = 1,
         patience_s: float = 30.0,
+        cache: Path | None = None,
     ) -> None:
         check_run_name(run)
         self.store, self.run, self.patience_s = store, run, patience_s
         self.shard = f".{index}" if ranks > 1 else ""
         self._ranks, self._about_key = ranks, f"{run}/about" + (f".{index}" if index else "")
         self.sealed = SealedObjects(store, token, run, workers=workers)
+        self._cache = cache and cache / (self.shard or ".")
 
     def until_s(self) -> float:
         """Deadline of a request that begins now, by the clock of the event loop."""
@@ -308,13 +328,28 @@ class RunObjects:
         keys = [f"{base}/{n:05}" for n in range(end.parts)]
         for some in (keys[n : n + _AT_ONCE] for n in range(0, end.parts, _AT_ONCE)):
             until_s = now_s() + timeout_s
-            found = await together(*(self._opened(key, until_s, _PART_NBYTES) for key in some))
+            found = await together(*(self._part(key, until_s) for key in some))
             for piece in found:
                 if piece is None or at + len(piece) > end.nbytes:
                     return bytearray()
                 memoryview(file)[at : at + len(piece)] = piece.numpy().data
                 at += len(piece)
         return file if at == end.nbytes else bytearray()
+
+    async def _part(self, key: str, until_s: float) -> Tensor | None:
+        """A part of a snapshot; from the cache if this worker read it before it was restarted."""
+        kept = self._cache and self._cache / key.replace("/", "-")
+        if kept is not None and kept.is_file():
+            return bytes_tensor(kept.read_bytes())
+        piece = await self._opened(key, until_s, _PART_NBYTES)
+        if kept is not None and piece is not None:
+            await asyncio.to_thread(_keep, kept, piece)
+        return piece
+
+    def forget_parts(self) -> None:
+        """Empty the cache."""
+        if self._cache is not None:
+            shutil.rmtree(self._cache, ignore_errors=True)
 
     async def has_state(self, state: NewestState, until_s: float) -> bool:
         """Whether a snapshot of all ranks of its writer is complete."""

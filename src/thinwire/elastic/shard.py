@@ -132,6 +132,8 @@ class Shard:
         file = await self.objects.state(newest, self.give_up_s, largest=largest)
         if file is None:
             return None
+        # Taken over or of no use: either way it is not read again.
+        self.objects.forget_parts()
         try:
             await self.apply(unpack(file))
         except _MALFORMED as error:

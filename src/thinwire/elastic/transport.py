@@ -35,6 +35,8 @@ from thinwire.transport.object_store import ObjectStore
 from thinwire.version import __version__
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -87,6 +89,8 @@ class Elastic(Transport, Membership):
             1/`snapshot_after` of their messages is snapshots), and a newcomer reads more.
         keep: with `workers`, latest rounds whose messages stay for a worker that was killed: as
             many as it may have taken since its checkpoint.
+        cache: folder for what a newcomer has read of a snapshot, so that it goes on from there if
+            it is restarted meanwhile; default nowhere.
         store_options: of the store, in place of environment variables.
 
     Raises:
@@ -113,6 +117,7 @@ class Elastic(Transport, Membership):
         least_wait_s: float = 10.0,
         snapshot_after: float = 4.0,
         keep: int = 2,
+        cache: Path | None = None,
         store_options: Mapping[str, str] | None = None,
     ) -> None:
         if is_hub(store):
@@ -147,6 +152,7 @@ class Elastic(Transport, Membership):
             index=self._ranks.index,
             ranks=self.ranks,
             patience_s=self._options.give_up_s,
+            cache=cache,
         )
         self._description = {
             "thinwire": __version__,

@@ -116,6 +116,7 @@ class ElasticConfig:
             group=group,
             options=options,
             keep=2 + rounds,
+            cache=out / "snapshot",
         )
 
     def place(self, transport: Transport) -> WorkerIdentity:
