@@ -360,20 +360,37 @@ def test_more_seeds_are_added_to_a_row_of_the_same_method_and_corpus() -> None:
     assert with_other_seeds(more, None) == more
 
 
-def test_the_committed_table_has_today_s_arms_claims_and_verdicts() -> None:
-    assert list(COMMITTED["rows"]) == list(arms(TUNED))
-    assert {kind(config.method) for config in arms(TUNED).values()} == {"sparse", "AdamW", "Muon"}
-    found, table = (
-        verdicts(TUNED, COMMITTED["rows"]),
-        (COMMITTED["margin_nats"], COMMITTED["claims"]),
-    )
+@pytest.mark.parametrize("name", ["small", "medium"])
+def test_the_committed_table_has_today_s_arms_claims_and_verdicts(name: str) -> None:
+    setting = tuned(SETTINGS[name])
+    table = json.loads((ROOT / f"benchmarks/results/claims-{name}.json").read_text())
+    known = list(arms(setting))
+    assert sorted(table["rows"], key=known.index) == list(table["rows"])
+    if name == "small":
+        assert list(table["rows"]) == known
+        kinds = {kind(config.method) for config in arms(setting).values()}
+        assert kinds == {"sparse", "AdamW", "Muon"}
     # The last digits of a deviation depend on the version of Python.
     one, other = (
         json.loads(json.dumps(each), parse_float=lambda text: round(float(text), 12))
-        for each in (found, table)
+        for each in (verdicts(setting, table["rows"]), (table["margin_nats"], table["claims"]))
     )
     assert one == other
-    assert (ROOT / "docs/claims-small.md").read_text() == page(TUNED, COMMITTED)
+    assert (ROOT / f"docs/claims-{name}.md").read_text() == page(setting, table)
+
+
+def test_the_evidence_has_the_second_size_s_losses() -> None:
+    rows = json.loads((ROOT / "benchmarks/results/claims-medium.json").read_text())["rows"]
+    curves = {arm: dict(rows[arm]["curve"]) for arm in ("muloco", "ddp-muon")}
+    text = (ROOT / "docs/evidence.md").read_text()
+    for step, when in (
+        (400, "after 400 of 3,200"),
+        (1600, "after 1,600 of 3,200"),
+        (3200, "3,200"),
+    ):
+        local, dp = curves["muloco"][step], curves["ddp-muon"][step]
+        cells = f"one seed | {local:.3f} | {dp:.3f} | {local - dp:+.3f} |"
+        assert f"| 2.0M parameters, {when} steps, {cells}" in text
 
 
 def test_the_readme_counts_today_s_verdicts_of_papers() -> None:
