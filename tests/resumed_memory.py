@@ -44,7 +44,8 @@ def _watched(self: trainer._Trainer) -> None:
 
 
 _restore = trainer._Trainer._restore
-trainer._Trainer._restore = _watched
 
 if __name__ == "__main__":
+    # Not where it is imported, as for its doctests.
+    trainer._Trainer._restore = _watched
     trainer.resume(pickle.loads(Path(sys.argv[1]).read_bytes()), Path(sys.argv[2]))

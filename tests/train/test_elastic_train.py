@@ -47,6 +47,7 @@ class FakeElastic(HubTransport):
 
     def __init__(self, store, *, run, token, identity, options, keep, **numbers) -> None:
         assert (store, run, token) == ("memory://", "r", None)
+        assert numbers.pop("cache").name == "snapshot"
         assert numbers == {"workers": None, "worker": None, "group": None}
         super().__init__(ElasticHub(), identity)
         self.identity, self.options = identity, options
