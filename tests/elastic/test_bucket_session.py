@@ -103,8 +103,15 @@ def test_a_newcomer_that_is_restarted_as_it_heals_reads_no_part_twice(
     Worker(store, "w9", cache=cache, **known).start(LONG).fails(ExchangeError, "killed")
     assert len(list(cache.iterdir())) == len(asked) == 3
     dies[0] = False
+    # What a worker that needs no snapshot finds there is of no use to it.
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "a-run-state-00000").write_bytes(b"x")
     again = Worker(store, "w9", cache=cache, **known)
     train([again], LONG)
+    alone = Worker(memory(), "w0", cache=other, **known)
+    train([alone], H)
+    assert not other.exists()
     assert any("by a snapshot" in event.why for event in again.events("healed"))
     assert len(asked) == len({*asked}) > 3
     assert not cache.exists()

@@ -147,6 +147,7 @@ class Shard:
         """Begin the round of `roll` as the worker `name`, and its snapshot if that is due here."""
         if is_changed or self.group is None:
             self.leave_group()
+            self.objects.forget_parts()  # as of a worker that was restarted, and healed by rounds
             rank = roll.names.index(name)
             self.group = StoreGroup(self.objects, roll.names, rank, self.timeouts, self.lost)
         self.group.roll, self.is_awaited = roll.number, bool(roll.lacking)
