@@ -101,7 +101,7 @@ def test_an_exchange_over_a_store_waits_no_more_often_than_it_may(name: str) -> 
     assert max(waits) == STORED[name]
 
 
-# The server answers the first two of two workers at once. Top-k without kernels looks up places.
+# Top-k without kernels looks up places.
 @pytest.mark.parametrize(("codec", "waits"), [(None, 1), (QUANTISE, 1), (TOP_K, 4)])
 @pytest.mark.parametrize("outer_device", [None, "cpu"])
 def test_an_asynchronous_worker_waits_once_an_exchange(codec, waits: int, outer_device) -> None:

@@ -79,7 +79,7 @@ class Quantise(GroupedCodec):
         """One bit is too little for a mean: four workers lost .08 nats (docs/evidence.md)."""
         if self.bits > 1:
             return super(Quantise, self).sharding_loss
-        return "a mean of one-bit numbers has more levels than two; owner feedback hardly helps"
+        return "a mean of one-bit numbers has more levels than the two of one bit"
 
     @property
     def record_id(self) -> str:

@@ -271,7 +271,7 @@ def warn_of_sharding_loss(who: str, codec: Codec, exchange: Exchange, *, stackle
         warnings.warn(
             f"{who} would lose much of what {type(codec).__name__} sends under ReduceScatter() "
             f"without owner feedback; because {loss}; do: pass exchange=Gather(), or a codec that "
-            "keeps more, or ReduceScatter(owner_feedback=ErrorFeedback())",
+            "keeps more, or lose less by ReduceScatter(owner_feedback=ErrorFeedback())",
             LossyReduceScatterWarning,
             stacklevel=stacklevel + 1,
         )
