@@ -88,7 +88,7 @@ def judge(
     margin = math.sqrt(statistics.fmean(spreads)) if spreads else 0.0
     found = list[dict[str, Any]]()
     for claim in all_claims:
-        needed = [*claim.weights, *(BASELINES if claim.as_good and not spreads else ())]
+        needed = [*claim.weights, *(BASELINES if claim.as_good else ())]
         why = [f"{unfit[arm]} ({arm})" for arm in needed if arm in unfit]
         effect = None if why else _effect(claim, losses, kinds, margin if claim.as_good else 0.0)
         verdict = {"verdict": NOT_RUN, "why": why[0]} if why else {}

@@ -65,7 +65,7 @@ def _head(setting: Setting, found: Mapping[str, Any]) -> Iterator[str]:
     yield f"**{REPRODUCED}**, or **{OPPOSITE}** is found; otherwise it is"
     margin = f"{found['margin_nats']:.4f} nats" if found["margin_nats"] else "what is not known yet"
     yield f"{UNDECIDED}. *As good as* allows {margin}: the"
-    yield f"standard deviation between seeds of data parallelism, pooled over {_pooled(found)}."
+    yield "standard deviation between seeds of data parallelism, pooled over AdamW and Muon."
     yield ""
     yield f"A claim is **{NOT_RUN}** if a row of it is missing, of fewer than three seeds, of"
     yield "another corpus, of a method whose settings have changed since, or at rates that were"
@@ -79,11 +79,6 @@ def _head(setting: Setting, found: Mapping[str, Any]) -> Iterator[str]:
     varies = "" if setting.corpus else ", and differs between versions of Python"
     yield f"{first['corpus'][:16]}{varies}."
     yield ""
-
-
-def _pooled(found: Mapping[str, Any]) -> str:
-    names = {"ddp": "AdamW", "ddp-muon": "Muon"}
-    return " and ".join(name for arm, name in names.items() if arm in found["rows"]) or "none yet"
 
 
 def _counts(claims: Sequence[Mapping[str, Any]]) -> str:

@@ -181,15 +181,14 @@ def test_a_size_that_has_begun_has_a_page_and_decides_what_its_rows_can() -> Non
     }
     found = claims.result(medium, {}, COMMITTED | {"rows": bare})
     assert found["clock"] is None
-    decided = [claim["claim"] for claim in found["claims"] if claim["verdict"] != NOT_RUN]
-    assert decided == ["MuLoCo is as good as DP Muon"]
+    # The margin is of both inner optimizers of data parallelism.
+    assert {claim["verdict"] for claim in found["claims"]} == {NOT_RUN}
     why = {claim["claim"]: claim.get("why") for claim in found["claims"]}
-    assert why["MuLoCo is below DP AdamW"] == "no row (ddp)"
+    assert why["MuLoCo is below DP AdamW"] == why["MuLoCo is as good as DP Muon"] == "no row (ddp)"
     one_bit = "1-bit MuLoCo with feedback is as good as full precision"
     assert why[one_bit] == "fewer than 3 seeds (muloco 1 bit)"
     text = page(medium, found)
     assert "| ddp-muon | 1.4601 ± 0.0010 |  | +0.0000" in text
-    assert "pooled over Muon." in text
 
 
 def test_a_search_ends_where_every_step_is_worse_and_says_if_it_did_not(monkeypatch) -> None:
