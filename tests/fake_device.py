@@ -1,18 +1,23 @@
-"""A device that is none: tells which tensors would lie on a GPU, and what would wait for it there.
+"""A device that is none: tells which tensors would lie on a GPU, what would wait for it, and races.
 
 Under `FakeDevice` the tensors of a model that was moved with `to_device` say that they lie on
-`xpu:0`, and so does all that is computed from them or made there by name. All of it stays in the
+`cuda:0`, and so does all that is computed from them or made there by name. All of it stays in the
 host's memory. What the host reads of them (`.item()`, `.cpu()`, `bool()`, `nonzero()`) is noted as
 a wait with its place in the package; what a GPU would refuse (operands on two devices, `.numpy()`)
-raises.
+raises. So does what a stream or the host uses before the stream that writes it is done, by vector
+clocks: streams and events of `torch.cuda` are those of this file. Threads that a transport starts
+are not seen, except for the events that they wait for.
 """
 
 import gc
 import sys
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, final
+from unittest.mock import patch
 from weakref import finalize
 
 import torch
@@ -21,8 +26,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 import thinwire
+from thinwire import storage
+from thinwire.codecs import kernels
 
-DEVICE = torch.device("xpu", 0)
+DEVICE = torch.device("cuda", 0)
 _HOST = torch.device("cpu")
 _ROOT = str(Path(thinwire.__file__).parent) + "/"
 
@@ -35,6 +42,124 @@ _READS = {
     *("equal", "allclose", "nonzero", "argwhere", "unique", "masked_select", "bincount"),
     *("is_nonzero", "_local_scalar_dense"),
 }
+# What may have tensors of two devices, and what looks at no number.
+_OF_TWO = ("copy_", "__setitem__", "__set__", "_foreach_copy_", "view_as")
+_ASKS = {
+    *("dim", "size", "stride", "numel", "data_ptr", "untyped_storage", "storage_offset", "__len__"),
+    *("is_contiguous", "element_size", "requires_grad_", "detach", "view", "view_as", "reshape"),
+    *("is_floating_point", "split", "unbind", "chunk", "narrow", "__get__"),
+    *("__set__", "__hash__", "expand", "as_strided", "flatten", "T", "unsqueeze", "squeeze"),
+}
+
+
+class Stream:
+    """Work in its order: `clock` has how much of each stream's work comes before its next.
+
+    Args:
+        device: as those of `torch.cuda` have it.
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        del device
+        self.clock = Counter[Stream]()
+
+    def wait_stream(self, other: "Stream") -> None:
+        """Have later work come after that of `other` so far."""
+        self.clock |= other.clock
+
+    def wait_event(self, event: "Event") -> None:
+        """Have later work come after `event`."""
+        self.clock |= event.clock
+
+    def record_event(self) -> "Event":
+        """The end of the work so far."""
+        return Event(self.clock)
+
+    def synchronize(self) -> None:
+        """Have the host wait for the work so far."""
+        self.record_event().synchronize()
+
+
+class Event:
+    """A moment of a stream; what was asked for before the last training is over, and no wait."""
+
+    def __init__(self, clock: Counter[Stream]) -> None:
+        self.clock, self._mode = Counter(clock), _MODES.get(threading.get_ident())
+        self._entered = self._mode and self._mode.entered
+
+    def synchronize(self) -> None:
+        """Have the host wait for it."""
+        _HOST_STREAM.clock |= self.clock
+        mode = _MODES.get(threading.get_ident())
+        if mode is not None and (mode, mode.entered) == (self._mode, self._entered):
+            mode.waits[_place()] += 1
+
+
+_HOST_STREAM, _DEFAULT = Stream(), Stream()
+_MODES: dict[int, "FakeDevice"] = {}
+_current = threading.local()
+
+
+def _current_stream(device: object = None) -> Stream:
+    del device
+    return getattr(_current, "stream", _DEFAULT)
+
+
+@contextmanager
+def _on_stream(stream: Stream) -> Iterator[None]:
+    before, _current.stream = _current_stream(), stream
+    try:
+        yield
+    finally:
+        _current.stream = before
+
+
+class _Memory:
+    """What was done with the numbers of a storage, and when, by the clock of each stream."""
+
+    def __init__(self, made_by: Stream) -> None:
+        self.made_by, self.recorded = made_by, set[Stream]()
+        self.is_pinned = False
+        self.written = Counter[Stream]()
+        self.read = Counter[Stream]()
+
+
+_MEMORY: dict[int, _Memory] = {}
+_FREED_EARLY: list[str] = []
+
+
+def _memory(tensor: Tensor) -> _Memory:
+    stored = tensor.untyped_storage()
+    if stored._cdata not in _MEMORY:
+        _MEMORY[stored._cdata] = _Memory(_current_stream())
+        finalize(stored, _forget, stored._cdata)
+    return _MEMORY[stored._cdata]
+
+
+def _forget(key: int) -> None:
+    memory, is_held = _MEMORY.pop(key), key in _HELD
+    _HELD.pop(key, None)
+    # torch gives memory away in the order of the stream that made it, or of those it was told of.
+    known = memory.made_by.clock | _HOST_STREAM.clock
+    for stream, tick in (memory.read | memory.written).items():
+        if is_held and stream not in memory.recorded | {memory.made_by} and known[stream] < tick:
+            _FREED_EARLY.append(_place())
+
+
+def _use(stream: Stream, tensor: Tensor, *, writes: bool) -> None:
+    """Note that the next work of `stream` uses `tensor`.
+
+    Raises:
+        AssertionError: work that it does not come after is under way there.
+    """
+    memory = _memory(tensor)
+    others = memory.written | memory.read if writes else memory.written
+    late = [other for other, tick in others.items() if stream.clock[other] < tick]
+    if late:
+        who = "the host" if stream is _HOST_STREAM else "a stream"
+        raise AssertionError(f"{who} uses what another stream is at work on, at {_place()}")
+    used = memory.written if writes else memory.read
+    used[stream] = stream.clock[stream]
 
 
 @final
@@ -44,6 +169,40 @@ class FakeDevice(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.waits: Counter[str] = Counter()
+        self.entered = 0
+        self._patches = list[ExitStack]()
+
+    def __enter__(self) -> "FakeDevice":
+        """Stand in for `torch.cuda` too, where there is none."""
+        stack = ExitStack()
+        for name, value in (
+            ("Stream", Stream),
+            ("stream", _on_stream),
+            ("current_stream", _current_stream),
+        ):
+            stack.enter_context(patch.object(torch.cuda, name, value))
+        # torch would refuse a stream that is none.
+        record = lambda tensor, stream: _memory(tensor).recorded.add(stream)  # noqa: E731
+        stack.enter_context(patch.object(Tensor, "record_stream", record))
+        # No compiled kernel can run there.
+        stack.enter_context(patch.object(kernels, "_BY_DEVICE", {"cpu": "numba"}))
+        for cached in (storage._copying_stream, kernels._backend):
+            cached.cache_clear()
+            stack.callback(cached.cache_clear)
+        before = _MODES.get(threading.get_ident())
+        _MODES[threading.get_ident()] = self
+        stack.callback(_MODES.__setitem__, threading.get_ident(), before)
+        self._patches.append(stack)
+        self.entered += 1
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        """See that no memory was given away before its streams were done with it."""
+        super().__exit__(*error)
+        self._patches.pop().close()
+        early = list(_FREED_EARLY)
+        _FREED_EARLY.clear()
+        assert not early, f"given away while another stream is at work on it: {early}"
 
     def to_device(self, module: nn.Module) -> nn.Module:
         """Have the parameters of `module` lie there, with their gradients."""
@@ -73,30 +232,53 @@ class FakeDevice(TorchFunctionMode):
         of = getattr(func, "__self__", None)
         if name == "__get__" and isinstance(of, property | type(Tensor.device)):
             return self._attribute(of, func, args, kwargs)
-        target = _device_in(args, kwargs)
+        target, is_pinned = _device_in(args, kwargs), kwargs.pop("pin_memory", False)
         args, kwargs = tree_map(_on_host, args), tree_map(_on_host, kwargs)
-        if name in ("cpu", "to", "pin_memory"):
+        if name in ("cpu", "to"):
             return self._moved(func, args, kwargs, _HOST if name == "cpu" else target)
         is_here = self._check_operands(name, args, kwargs)
         self._note_reading(name, args, is_here=is_here)
         # x[:n] = y copies as copy_() does.
         into = name in ("copy_", "__setitem__") and isinstance(args[-1], Tensor)
         if into and self._is_held(args[0]) != self._is_held(args[-1]):
-            self._note_copy(to_host=not self._is_held(args[0]), **kwargs)
-        result = func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            self._copied(args[-1], args[0], **kwargs)
+            return result
         goes_here = is_here if target is None else target.type == DEVICE.type
+        stream = self._working(goes_here)
+        if name not in _ASKS:
+            is_changed = name.endswith("_") and not name.endswith("__")
+            is_changed |= name == "__setitem__" or name.startswith("__i")
+            changed = [*_tensors(args[:1] * is_changed), *_tensors(kwargs.get("out"))]
+            for tensor in _tensors((args, kwargs)):
+                _use(stream, tensor, writes=any(tensor is each for each in changed))
+        result = func(*args, **kwargs)
         if goes_here:
             self._hold_all(result, args)
+        for leaf in _tensors(result):
+            _memory(leaf).is_pinned |= is_pinned
+            if name not in _ASKS:
+                _use(stream, leaf, writes=False)
+                _memory(leaf).written[stream] = stream.clock[stream]
         return result
+
+    def _working(self, is_here: bool) -> Stream:
+        """The stream of the next work, which the host has just asked for, or does itself."""
+        _HOST_STREAM.clock[_HOST_STREAM] += 1
+        if not is_here:
+            return _HOST_STREAM
+        stream = _current_stream()
+        stream.clock |= _HOST_STREAM.clock
+        stream.clock[stream] += 1
+        return stream
 
     def _is_held(self, tensor: Any) -> bool:
         return isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata in _HELD
 
     def _hold(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in _HELD:
-            _HELD[storage._cdata] = storage.nbytes()
-            finalize(storage, _HELD.pop, storage._cdata, None)
+        _memory(tensor)
+        stored = tensor.untyped_storage()
+        _HELD.setdefault(stored._cdata, stored.nbytes())
 
     def _hold_all(self, result: Any, args: Any) -> None:
         given = {id(leaf) for leaf in _tensors(args)}
@@ -112,8 +294,8 @@ class FakeDevice(TorchFunctionMode):
         if self._is_held(tensor):
             if attribute == "device":
                 return DEVICE
-            if attribute in ("is_cpu", "is_xpu"):
-                return attribute == "is_xpu"
+            if attribute in ("is_cpu", "is_cuda"):
+                return attribute == "is_cuda"
         return func(*args, **kwargs)
 
     def _moved(
@@ -129,16 +311,31 @@ class FakeDevice(TorchFunctionMode):
             target = DEVICE if self._is_held(other) else _HOST
         was_here = self._is_held(tensor)
         is_here = was_here if target is None else target.type == DEVICE.type
-        if is_here != was_here:
-            self._note_copy(to_host=was_here, **kwargs)
-            result = result.clone() if result is tensor else result
+        if result is tensor and is_here == was_here:
+            return result
+        result = result.clone() if result is tensor else result
         if is_here:
             self._hold(result)
+        if is_here != was_here:
+            self._copied(tensor, result, **kwargs)
+        else:
+            stream = self._working(is_here)
+            _use(stream, tensor, writes=False)
+            _use(stream, result, writes=True)
         return result
 
-    def _note_copy(self, *, to_host: bool, non_blocking: bool = False, **_: Any) -> None:
-        if to_host and not non_blocking:
+    def _copied(self, source: Tensor, to: Tensor, *, non_blocking: bool = False, **_: Any) -> None:
+        """Note a copy from or to the host: only one of pinned memory goes on beside it."""
+        stream, to_host = self._working(is_here=True), self._is_held(source)
+        if non_blocking and _memory(to if to_host else source).is_pinned:
+            _use(stream, source, writes=False)
+            _use(stream, to, writes=True)
+            return
+        _use(stream if to_host else _HOST_STREAM, source, writes=False)
+        if to_host:
             self.waits[_place()] += 1
+            _HOST_STREAM.clock |= stream.clock
+        _use(_HOST_STREAM if to_host else stream, to, writes=True)
 
     def _note_reading(self, name: str, args: tuple[Any, ...], *, is_here: bool) -> None:
         if not is_here:
@@ -152,12 +349,13 @@ class FakeDevice(TorchFunctionMode):
         counted = name == "repeat_interleave" and isinstance(args[1], Tensor)
         if name in _READS or by_mask or by_one or counted:
             self.waits[_place()] += 1
+            _HOST_STREAM.clock |= _current_stream().clock
 
     def _check_operands(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         tensors = _tensors((args, kwargs))
         here = [tensor for tensor in tensors if self._is_held(tensor)]
         away = [t for t in tensors if not self._is_held(t) and t.ndim and t.numel()]
-        if here and away and name not in ("copy_", "__setitem__", "__set__", "_foreach_copy_"):
+        if here and away and name not in _OF_TWO:
             raise AssertionError(f"{name}() of tensors on two devices at {_place()}")
         return bool(here)
 
@@ -167,7 +365,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _is_device(value: Any) -> bool:
-    return isinstance(value, torch.device) or (isinstance(value, str) and value in ("cpu", "xpu"))
+    return isinstance(value, torch.device) or (isinstance(value, str) and value in ("cpu", "cuda"))
 
 
 def _device_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:

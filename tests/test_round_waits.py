@@ -179,32 +179,3 @@ def test_a_gpu_waits_no_more_often_than_the_fake_device(name: str) -> None:
             waits = [w for w in caught if "synchronizing CUDA operation" in str(w.message)]
             if step >= 2 * method.sync_every:
                 assert len(waits) <= most, [f"{w.filename}:{w.lineno}" for w in waits]
-
-
-# -- the fake device -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("read", "waits"),
-    [
-        (lambda x: x.sum().item(), 1),
-        (lambda x: x.cpu(), 1),
-        (lambda x: x.to("cpu"), 1),
-        (lambda x: torch.empty(3).copy_(x), 1),
-        (lambda x: torch.empty(3).copy_(x, non_blocking=True), 0),
-        (lambda x: torch.empty(3).__setitem__(slice(3), x), 1),
-        (lambda x: x.__setitem__(slice(3), torch.ones(3)), 0),
-        (lambda x: x[x > 0], 1),
-        (lambda x: torch.where(x > 0), 1),
-        (lambda x: torch.equal(x, x), 1),
-        (lambda x: x[torch.tensor([0, 1], device=x.device)], 0),
-        (lambda x: torch.where(x > 0, x, 0), 0),
-        (lambda x: x.mul_(2).add_(x).sum(), 0),
-    ],
-)
-def test_what_is_read_of_the_fake_device_is_a_wait(read, waits: int) -> None:
-    fake, layer = FakeDevice(), torch.nn.Linear(3, 1)
-    with fake:
-        fake.to_device(layer)
-        read(layer.weight.detach().view(-1) * 2)
-    assert fake.waits.total() == waits

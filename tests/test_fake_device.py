@@ -1,0 +1,142 @@
+"""The device that is none: what it takes for a wait and for a race, and rounds of all methods."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import thinwire as tw
+from fake_device import DEVICE, FakeDevice
+from speed.models import llama
+from speed.round_costs import with_short_rounds
+from speed.workers import train_on_noise
+from thinwire.storage import HostCopy, StatePlacement
+from toy import Team
+
+METHODS = [*tw.presets.names(), "muloco:bits=2"]
+
+
+class Pair(Team):
+    """Two workers whose models lie on the fake device, if there is one."""
+
+    def __init__(self, method: tw.Method, fake: FakeDevice | None, outer: str | None) -> None:
+        def model() -> nn.Module:
+            built = llama(vocabulary=37, width=64, layers=2)
+            return built if fake is None else fake.to_device(built)
+
+        build = partial(torch.optim.SGD, lr=1.0)
+        super().__init__(
+            method, lambda m: build(m.parameters()), 2, model=model, outer_device=outer
+        )
+
+    def descend(self, worker: int, step: int) -> None:
+        train_on_noise(self.models[worker], self.optimizers[worker], seed=2 * step + worker)
+
+
+@pytest.mark.slow_cases("decoupled", "demo")
+@pytest.mark.parametrize("name", METHODS)
+def test_no_copy_races_with_a_round_of_a_method(name: str) -> None:
+    """Outer state is in the host's memory; test_round_waits.py has it on the device."""
+    method = with_short_rounds(name)
+    with FakeDevice() as fake:
+        there = Pair(method, fake, "cpu").train(3 * method.sync_every).digests()
+    assert there == Pair(method, None, None).train(3 * method.sync_every).digests()
+
+
+# -- what it sees ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("read", "waits"),
+    [
+        (lambda x: x.sum().item(), 1),
+        (lambda x: x.cpu(), 1),
+        (lambda x: x.to("cpu"), 1),
+        (lambda x: torch.empty(3).copy_(x), 1),
+        # Memory that is not pinned is copied to at once, whatever was asked for.
+        (lambda x: torch.empty(3).copy_(x, non_blocking=True), 1),
+        (lambda x: torch.empty(3, pin_memory=True).copy_(x, non_blocking=True), 0),
+        (lambda x: HostCopy(x), 0),
+        (lambda x: HostCopy(x).read(), 1),
+        (lambda x: torch.empty(3).__setitem__(slice(3), x), 1),
+        (lambda x: x.__setitem__(slice(3), torch.ones(3)), 0),
+        (lambda x: x[x > 0], 1),
+        (lambda x: torch.where(x > 0), 1),
+        (lambda x: torch.equal(x, x), 1),
+        (lambda x: x[torch.tensor([0, 1], device=x.device)], 0),
+        (lambda x: torch.where(x > 0, x, 0), 0),
+        (lambda x: x.mul_(2).add_(x).sum(), 0),
+    ],
+)
+def test_what_is_read_of_the_device_is_a_wait(read, waits: int) -> None:
+    fake, layer = FakeDevice(), nn.Linear(3, 1)
+    with fake:
+        fake.to_device(layer)
+        read(layer.weight.detach().view(-1) * 2)
+    assert fake.waits.total() == waits
+
+
+def test_what_was_copied_before_the_training_is_no_wait() -> None:
+    fake = FakeDevice()
+    with fake:
+        copy = HostCopy(torch.ones(3, device=DEVICE))
+    with fake:
+        copy.read()
+    assert fake.waits.total() == 0
+
+
+def used_before_it_came(x: Tensor) -> None:
+    copy = HostCopy(x)
+    copy._host.sum()
+
+
+def changed_while_it_is_copied(x: Tensor) -> None:
+    copy = HostCopy(x)
+    x.zero_()
+    copy.read()
+
+
+def fetched_without_waiting(x: Tensor) -> None:
+    kept = StatePlacement(DEVICE, on_host=True).keep(x)
+    kept.prefetch()
+    kept._arrived = None
+    kept.fetch().sum()
+
+
+def changed_on_the_host_while_it_is_fetched(x: Tensor) -> None:
+    kept = StatePlacement(DEVICE, on_host=True).keep(x)
+    kept.prefetch()
+    kept.stored().zero_()
+
+
+def given_away_while_it_is_copied(x: Tensor) -> None:
+    stream, there = torch.cuda.Stream(DEVICE), x * 2
+    stream.wait_stream(torch.cuda.current_stream(DEVICE))
+    host = torch.empty(3, pin_memory=True)
+    with torch.cuda.stream(stream):
+        host.copy_(there, non_blocking=True)
+
+
+@pytest.mark.parametrize(
+    ("race", "found"),
+    [
+        (used_before_it_came, "the host uses what another stream is at work on"),
+        (changed_while_it_is_copied, "a stream uses what another stream is at work on"),
+        (fetched_without_waiting, "a stream uses what another stream is at work on"),
+        (changed_on_the_host_while_it_is_fetched, "the host uses what"),
+        (given_away_while_it_is_copied, "given away while another stream is at work"),
+    ],
+)
+def test_a_race_is_an_error(race, found: str) -> None:
+    with pytest.raises(AssertionError, match=found), FakeDevice():
+        race(torch.ones(3, device=DEVICE))
+
+
+def test_tensors_on_two_devices_and_numbers_in_place_are_refused() -> None:
+    with FakeDevice():
+        there = torch.ones(3, device=DEVICE)
+        with pytest.raises(AssertionError, match="two devices"):
+            there + torch.ones(3)
+        with pytest.raises(AssertionError, match=r"numpy\(\)"):
+            there.numpy()
