@@ -88,8 +88,9 @@ def own_anchor(loop: tw.OuterLoop) -> dict[str, Tensor]:
 
 
 def feedback_of(loop: tw.OuterLoop) -> list[dict[str, Tensor]]:
-    """The error feedback of each fragment as a checkpoint has it."""
-    return [fragment["exchange"] for fragment in loop.state_dict()["fragments"]]
+    """A copy of the error feedback of each fragment as a checkpoint has it."""
+    fragments = loop.state_dict()["fragments"]
+    return [{k: v.clone() for k, v in each["exchange"].items()} for each in fragments]
 
 
 def alone(

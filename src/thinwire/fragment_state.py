@@ -273,7 +273,7 @@ class FragmentState:
         if not in_flight:
             # As it is if nothing that is in flight counts.
             before = self.pending[0].feedback_before if self.pending else None
-            feedback = self.exchange.feedback() if before is None else dict(before)
+            feedback = dict(before or self.exchange.feedback(shares_memory=True))
             state = {"outer": self.shared(), "exchange": feedback, "in_flight": []}
             return state | self.shared_facts()
         blanks = (

@@ -509,6 +509,16 @@ def test_a_checkpoint_goes_on_from_the_last_round_and_catches_up(name: str, capl
     check_alike([first, back])
 
 
+def test_a_checkpoint_takes_no_second_copy_of_the_feedback(hub) -> None:
+    players = crew(hub, METHODS["top-k"], 2)
+    train(players, H)
+    (track,) = players[0].state.fragments
+    (saved,) = players[0].loop.state_dict()["fragments"]
+    here = track.exchange.state_dict()["residual"]
+    assert saved["exchange"]["residual"].data_ptr() == here.data_ptr()
+    assert here.any()
+
+
 @pytest.mark.parametrize("tau", [0, 2], ids=["nothing in flight", "in flight"])
 def test_a_fixed_run_goes_on_as_an_elastic_one(tau: int) -> None:
     described = method(codec=TOP_K, feedback=FEEDBACK, overlap=tw.Delay(tau=tau))

@@ -670,11 +670,11 @@ class ExchangeState:
         for feedback in self._feedback:
             feedback.prefetch()
 
-    def feedback(self) -> dict[str, Tensor]:
-        """A copy of the feedback as it is now."""
+    def feedback(self, *, shares_memory: bool = False) -> dict[str, Tensor]:
+        """A copy of the feedback as it is now; or itself, to be read before the next step."""
         now = self._owner.state_dict(now=True) if self._owner else {}
-        before = {key: value.clone() for key, value in self.state_dict().items()}
-        return before | {f"owner.{key}": value for key, value in now.items()}
+        state = self.state_dict() | {f"owner.{key}": value for key, value in now.items()}
+        return state if shares_memory else {key: value.clone() for key, value in state.items()}
 
     def state_dict(self) -> dict[str, Tensor]:
         """Feedback before the exchanges in flight: a resumed worker sends them again."""
