@@ -69,13 +69,12 @@ def orthogonalise(
     matrices: Tensor,
     coefficients: Sequence[Sequence[float]] = PAPER_COEFFICIENTS,
     dtype: torch.dtype | None = None,
-    eps: float = 1e-7,
     *,
     preconditioned: bool = False,
 ) -> Tensor:
     """Replace every singular value by about one: U S V^T becomes about U V^T.
 
-        X = M / max(||M||_F, eps)
+        X = M / max(||M||_F, 1e-7)
         X = S X,   S_ii = (sum_j |(X X^T)_ij|)^(-1/2)  if preconditioned
         A = X X^T;   X = a X + (b A + c A A) X        once for each (a, b, c)
 
@@ -89,13 +88,12 @@ def orthogonalise(
         matrices: [..., m, n], real, any strides; each matrix is treated by itself.
         coefficients: one (a, b, c) for each iteration.
         dtype: of the iteration, default bf16; norms are taken in fp32 or better whatever it is.
-        eps: floor under the Frobenius norm, so that a zero matrix gives zeros and not NaN.
         preconditioned: whether to scale the rows (of a tall matrix, the columns) by S.
 
     Returns:
         [..., m, n] in the dtype of `matrices`; new memory, never a view of `matrices`.
 
-    Differs: the norm is clamped from below as in torch, where the paper's code adds `eps` to it.
+    Differs: the norm is clamped from below as in torch, where the paper's code adds 1e-7 to it.
 
     >>> orthogonalise(torch.tensor([[3.0, 0.0], [0.0, -4.0]])).round()
     tensor([[ 1.,  0.],
@@ -108,19 +106,20 @@ def orthogonalise(
         return torch.empty_like(matrices)
     # X X^T is the smaller of the two Gram matrices only where X is wider than tall.
     tall = matrices.shape[-2] > matrices.shape[-1]
-    x = _normalised(matrices.mT if tall else matrices, dtype or torch.bfloat16, eps)
+    x = _normalised(matrices.mT if tall else matrices, dtype or torch.bfloat16)
     x = x.flatten(0, -3) if x.ndim > 2 else x[None]
     x = _iterate(x, coefficients, preconditioned=preconditioned)
     x = x.mT if tall else x
     return x.reshape(matrices.shape).to(matrices.dtype)
 
 
-def _normalised(matrices: Tensor, dtype: torch.dtype, eps: float) -> Tensor:
+def _normalised(matrices: Tensor, dtype: torch.dtype) -> Tensor:
     precise = torch.promote_types(matrices.dtype, torch.float32)
     norms = torch.linalg.vector_norm(matrices, dim=(-2, -1), keepdim=True, dtype=precise)
     # Divided in fp32 and rounded as it is written: no quotient takes memory in fp32.
     out = matrices.new_empty(matrices.shape, dtype=dtype)
-    return torch.div(matrices, norms.clamp(min=eps), out=out)
+    # A matrix of zeros gives zeros and not NaN.
+    return torch.div(matrices, norms.clamp(min=1e-7), out=out)
 
 
 def _iterate(x: Tensor, coefficients: Sequence[Sequence[float]], *, preconditioned: bool) -> Tensor:
