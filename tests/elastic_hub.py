@@ -49,12 +49,16 @@ METHODS = {
 class Player:
     """A worker with a model, which trains and exchanges."""
 
-    def __init__(self, hub, name, method, *, build=adamw, model=build_model, number=0, of=4):
+    def __init__(
+        self, hub, name, method, *, build=adamw, model=build_model, number=0, of=4, outer=None
+    ):
         self.node = hub.connect(name)
         self.model = model()
         self.number, self.of = number, of
         self.optimizer = build(self.model)
-        self.loop = tw.OuterLoop(self.model, self.optimizer, method, transport=self.node)
+        self.loop = tw.OuterLoop(
+            self.model, self.optimizer, method, transport=self.node, outer_device=outer
+        )
         self.state = self.loop._state
         self.trained = 0
 

@@ -5,14 +5,28 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 import thinwire as tw
+from elastic_hub import METHODS as METHODS_THAT_CHANGE
+from elastic_hub import (
+    H,
+    Player,
+    begin_with,
+    exchange,
+    flush,
+    inner,
+    meet,
+    to_boundary,
+    train,
+)
+from elastic_twin import ElasticHub
 from fake_device import DEVICE, FakeDevice
 from speed.models import llama
 from speed.round_costs import with_short_rounds
 from speed.workers import train_on_noise
 from thinwire.storage import HostCopy, StatePlacement
-from toy import Team
+from toy import Team, build_model, sgd
 
 METHODS = [*tw.presets.names(), "muloco:bits=2"]
 
@@ -42,6 +56,66 @@ def test_no_copy_races_with_a_round_of_a_method(name: str) -> None:
     with FakeDevice() as fake:
         there = Pair(method, fake, "cpu").train(3 * method.sync_every).digests()
     assert there == Pair(method, None, None).train(3 * method.sync_every).digests()
+
+
+class Noisy(Player):
+    """An elastic worker whose training needs no data, which would lie on the host."""
+
+    def inner(self, steps: int = 1) -> None:
+        for _ in range(steps):
+            train_on_noise(self.model, self.optimizer, seed=4 * self.trained + self.number)
+            self.trained += 1
+
+
+def elastic_rounds(name: str, fake: FakeDevice | None, outer: str | None) -> list[str]:
+    """Digests of workers of which one missed rounds and one came."""
+    hub = ElasticHub()
+
+    def model(seed: int = 0) -> nn.Module:
+        built = build_model(seed)
+        return built if fake is None else fake.to_device(built)
+
+    options = {"build": sgd, "outer": outer}
+    first, _slow, other = players = [
+        Noisy(hub, f"w{k}", METHODS_THAT_CHANGE[name], number=k, model=model, **options)
+        for k in range(3)
+    ]
+    meet(hub, players)
+    for player in players:
+        player.loop.join()
+    hub.discards = lambda _: first.loop.stats.rounds == 1
+    train(players, 2 * H)
+    hub.discards = lambda _: False
+    to_boundary(players)
+    meet(hub, [first, other])
+    exchange([first, other])
+    to_boundary([first, other])
+    meet(hub, players)
+    exchange(players)  # the slow one replays what it missed
+    hub.heal_by = "snapshot"
+    late = Noisy(
+        hub, "late", METHODS_THAT_CHANGE[name], number=3, model=partial(model, 7), **options
+    )
+    inner(players, H)
+    exchange(players, H - 1)
+    meet(hub, [*players, late])
+    begin_with(players, late)
+    saved = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, late.loop.state_dict())
+    late.loop.load_state_dict(saved)
+    everyone = [*players, late]
+    train(everyone, 2 * H)
+    flush(everyone)
+    return [player.loop.digest() for player in everyone]
+
+
+@pytest.mark.slow_cases(but=("top-k, reduced-cpu", "table-cpu", "streaming-None"))
+@pytest.mark.parametrize("outer", [None, "cpu"])
+@pytest.mark.parametrize("name", METHODS_THAT_CHANGE)
+def test_no_copy_races_where_workers_come_and_go(name: str, outer: str | None) -> None:
+    with FakeDevice() as fake:
+        there = elastic_rounds(name, fake, outer)
+    assert len({*there}) == 1
+    assert there == elastic_rounds(name, None, None)
 
 
 # -- what it sees ----------------------------------------------------------------------------------

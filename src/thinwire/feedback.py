@@ -145,14 +145,14 @@ class _Residual(FeedbackState):
         return {"residual": self._memory.stored()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        memory = self._memory.stored()
-        if list(state) != ["residual"] or state["residual"].shape != memory.shape:
+        shape = self._memory.stored().shape
+        if list(state) != ["residual"] or state["residual"].shape != shape:
             raise CheckpointError(
                 "load the state of error feedback",
-                because=f"it has {sorted(state)}, not a residual of {len(memory)} elements",
+                because=f"it has {sorted(state)}, not a residual of {shape[0]} elements",
                 do="pass what state_dict() of a loop with the same method returned",
             )
-        self._memory.store(memory.copy_(state["residual"]))
+        self._memory.load(state["residual"])
 
 
 def _proof(values: Tensor) -> Tensor:

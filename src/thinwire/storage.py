@@ -107,7 +107,6 @@ class StoredTensor:
             training.wait_event(self._arrived)
             # Its memory must not be given away before the training stream is done with it.
             self._fetched.record_stream(training)
-            self._arrived = None
         return self._fetched
 
     def store(self, value: Tensor) -> None:
@@ -121,7 +120,7 @@ class StoredTensor:
 
     def release(self) -> None:
         """Free the fetched tensor, which was not changed."""
-        self._fetched = self._arrived = None
+        self._fetched = None
         self._storage.prefetched.discard(self)
 
     def stored(self) -> Tensor:
@@ -136,10 +135,16 @@ class StoredTensor:
         >>> kept.unshared().add_(1), snapshot
         (tensor([2., 2.]), tensor([1., 1.]))
         """
+        if self._arrived is not None:  # else a GPU may still copy from there
+            self._arrived.synchronize()
         if _use_count(self._value) > _unshared():
             pinned = self._storage.on_host and self._storage.device.type == "cuda"
             self._value = torch.empty_like(self._value, pin_memory=pinned).copy_(self._value)
         return self._value
+
+    def load(self, value: Tensor) -> None:
+        """Keep a copy of `value`, in place: a snapshot's memory is not needed twice."""
+        self.store(self.unshared().copy_(value))
 
     @property
     def device_bytes(self) -> int:

@@ -297,16 +297,12 @@ class DelayState(OuterState):
                 do="pass what state_dict() of a loop with the same method returned",
             )
         self._sums, self._is_measured = None, False
-        _put(self._vector, state["anchor"])
+        self._vector.load(state["anchor"])
         for key, kept in self._buffers.items():
-            _put(kept, state[f"optimizer.{key}"])
+            kept.load(state[f"optimizer.{key}"])
         self._scalars = {
             key: state[f"optimizer.{key}"].to("cpu", copy=True) for key in self._scalars
         }
-
-
-def _put(kept: StoredTensor, value: Tensor) -> None:
-    kept.store(kept.unshared().copy_(value))  # in place: a snapshot's memory is not needed twice
 
 
 class Overlap(ABC):
