@@ -1,6 +1,7 @@
 """The device that is none: what it takes for a wait and for a race, and rounds of all methods."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,17 @@ from speed.workers import train_on_noise
 from thinwire.storage import HostCopy, StatePlacement
 from toy import Team, build_model, sgd
 
-METHODS = [*tw.presets.names(), "muloco:bits=2"]
+METHODS = {name: with_short_rounds(name) for name in [*tw.presets.names(), "muloco:bits=2"]}
+METHODS["eager"] = tw.presets.diloco(
+    sync_every=2,
+    codec=tw.codecs.Quantise(bits=4),
+    feedback=tw.ErrorFeedback(),
+    overlap=tw.Eager(),
+)
+
+
+def copied(state: object) -> Any:
+    return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, state)
 
 
 class Pair(Team):
@@ -48,14 +59,17 @@ class Pair(Team):
         train_on_noise(self.models[worker], self.optimizers[worker], seed=2 * step + worker)
 
 
-@pytest.mark.slow_cases("decoupled", "demo")
+@pytest.mark.slow_cases("decoupled", "demo", "sparseloco")
 @pytest.mark.parametrize("name", METHODS)
 def test_no_copy_races_with_a_round_of_a_method(name: str) -> None:
     """Outer state is in the host's memory; test_round_waits.py has it on the device."""
-    method = with_short_rounds(name)
+    method, steps = METHODS[name], 2 * METHODS[name].sync_every
     with FakeDevice() as fake:
-        there = Pair(method, fake, "cpu").train(3 * method.sync_every).digests()
-    assert there == Pair(method, None, None).train(3 * method.sync_every).digests()
+        pair = Pair(method, fake, "cpu").train(steps)
+        for loop, saved in [(loop, copied(loop.state_dict())) for loop in pair.loops]:
+            loop.load_state_dict(saved)
+        there = pair.train(steps, first=steps).digests()
+    assert there == Pair(method, None, None).train(2 * steps).digests()
 
 
 class Noisy(Player):
@@ -100,8 +114,7 @@ def elastic_rounds(name: str, fake: FakeDevice | None, outer: str | None) -> lis
     exchange(players, H - 1)
     meet(hub, [*players, late])
     begin_with(players, late)
-    saved = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, late.loop.state_dict())
-    late.loop.load_state_dict(saved)
+    late.loop.load_state_dict(copied(late.loop.state_dict()))
     everyone = [*players, late]
     train(everyone, 2 * H)
     flush(everyone)
