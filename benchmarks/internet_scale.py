@@ -103,9 +103,20 @@ def cells(exchange: str, row: Mapping[str, Any]) -> str:
 
 
 def two_levels(workers: int) -> dict[str, Any]:
-    """Gets of a worker where groups of sqrt(K) combine, owners of a shard exchange, and share."""
-    gets = 3 * (math.isqrt(workers) - 1)
-    return {"workers": workers, "gets": gets, "asked_s": round(gets * REQUEST_S / AT_ONCE, 1)}
+    """A billion parameters where groups of sqrt(K) combine, owners of a shard exchange, and share.
+
+    Beside a reduce-scatter: a worker asks for less, and reads the groups' means, a third payload.
+    """
+    gets, one = 3 * (math.isqrt(workers) - 1), row("reduce-scatter", workers, 10**9)
+    of_all = workers * DAY_S / TRAIN_S * one["utilisation"]
+    spared = Prices().get_per_million * of_all * (one["gets"] - gets)
+    return {
+        "workers": workers,
+        "gets": gets,
+        "asked_s": round(gets * REQUEST_S / AT_ONCE, 1),
+        "dollars_a_day_less_for_requests": round(spared / 10**6),
+        "dollars_a_day_more_for_egress": round(EGRESS_PER_GB * of_all * one["up_bytes"] / 2e9),
+    }
 
 
 def main() -> None:
