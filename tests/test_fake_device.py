@@ -1,5 +1,6 @@
 """The device that is none: what it takes for a wait and for a race, and rounds of all methods."""
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from fake_device import DEVICE, FakeDevice
 from speed.models import llama
 from speed.round_costs import with_short_rounds
 from speed.workers import train_on_noise
+from thinwire.asynchronous import AsyncServer, AsyncWorker
 from thinwire.storage import HostCopy, StatePlacement
 from toy import Team, build_model, sgd
 
@@ -129,6 +131,39 @@ def test_no_copy_races_where_workers_come_and_go(name: str, outer: str | None) -
         there = elastic_rounds(name, fake, outer)
     assert len({*there}) == 1
     assert there == elastic_rounds(name, None, None)
+
+
+def asynchronous_rounds(fake: FakeDevice | None) -> Tensor:
+    """Weights of a lone asynchronous worker that was resumed half-way."""
+    method = tw.presets.diloco(
+        sync_every=3,
+        outer=tw.outer.DelayedNesterov(lr=0.7, momentum=0.9, every=2),
+        codec=tw.codecs.Quantise(bits=2),
+        feedback=tw.ErrorFeedback(),
+    )
+    server, model = AsyncServer(build_model(), method, workers=1), build_model()
+    if fake is not None:
+        fake.to_device(model)
+    optimizer = sgd(model)
+    with fake or nullcontext():
+        worker = AsyncWorker(model, optimizer, method, rank=0, outer_device="cpu")
+    for number in range(4):
+        assignment = server.assign(0, now_s=number)
+        with fake or nullcontext():
+            worker.start(assignment, server.theta_message)
+            worker.load_state_dict(copied(worker.state_dict()))
+            for step in range(assignment.steps):
+                train_on_noise(model, optimizer, seed=4 * number + step)
+            message = worker.finish()
+        rejected = server.receive(message.clone(), now_s=number)
+        with fake or nullcontext():
+            worker.settle(rejected)
+    return torch.cat([p.detach().view(-1) for p in model.parameters()])
+
+
+def test_no_copy_races_with_an_asynchronous_worker() -> None:
+    there = asynchronous_rounds(FakeDevice())
+    assert torch.equal(there, asynchronous_rounds(None))
 
 
 # -- what it sees ----------------------------------------------------------------------------------

@@ -165,8 +165,7 @@ class AsyncWorker:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state`, with the model and the optimizer as they were."""
-        self._start.fetch()
-        self._start.store(state["start"].to(self._live.device, copy=True))
+        self._start.load(state["start"])
         self.assignment = state["assignment"] and Assignment(**state["assignment"])
         self._exchange.load_state_dict(state["feedback"])
         self._feedback_before = {k: v.clone() for k, v in state["feedback_before"].items()}
