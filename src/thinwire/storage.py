@@ -288,15 +288,6 @@ def _unshared() -> int:
     return _use_count(torch.empty(1))
 
 
-def lies_on_gpu(tensor: Tensor) -> bool:
-    """True if `tensor` can be copied to the host while the GPU computes.
-
-    >>> lies_on_gpu(torch.ones(2))
-    False
-    """
-    return tensor.is_cuda
-
-
 class HostCopy:
     """A copy of a tensor to the host; only `read` waits for it.
 

@@ -402,7 +402,10 @@ def test_a_full_store_ends_no_training_over_a_snapshot(snapshots, store) -> None
 
 
 def test_a_store_that_cannot_be_read_for_a_moment_ends_no_snapshots(snapshots, store) -> None:
-    failed = list[str]()
+    failed, parts = list[str](), list[str]()
+
+    async def note(key: str) -> None:
+        parts.append(key)
 
     async def fails_once(key: str) -> None:
         if not failed:
@@ -411,9 +414,11 @@ def test_a_store_that_cannot_be_read_for_a_moment_ends_no_snapshots(snapshots, s
 
     (worker,) = workers(store, 1, min_workers=1, least_wait_s=0.2)
     worker.before("get", lambda key: key.endswith("/end"), fails_once)
+    worker.before("put", lambda key: "/state/" in key, note)
     slowly(worker, seconds=0.1)
     train([worker], LONG)
     assert len(failed) == 1
+    assert len(parts) == len({*parts})  # nothing is uploaded again
     assert rolls(store)[-1]["state"]["version"] > 5
 
 

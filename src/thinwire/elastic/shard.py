@@ -185,10 +185,12 @@ class Shard:
 
     async def _write(self, snapshot: Snapshot, newest: NewestState, *, before: NewestState) -> None:
         objects, timeout_s = self.objects, self.give_up_s
-        parts = snapshot_parts(snapshot)
+        parts, is_there = snapshot_parts(snapshot), False
         while True:
             try:
-                await objects.put_state(parts, newest, timeout_s)
+                if not is_there:
+                    await objects.put_state(parts, newest, timeout_s)
+                is_there = True  # and not sent again if the next look fails
                 if self.ranks.index:
                     return
                 while not await objects.has_state(newest, now_s() + timeout_s):

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.storage import HostCopy, lies_on_gpu
+from thinwire.storage import HostCopy
 from thinwire.transport.base import Post, Received, Wait
 
 _MOST_STEPS = 3
@@ -73,7 +73,7 @@ class GlooMessages:
     def start(self, post: Post, step: int) -> Wait:
         """Send one payload for all along a ring; other payloads directly."""
         assert step < _MOST_STEPS, "a tag has room for three posts of an exchange"
-        copies = {id(p): HostCopy(p) for p in post.to.values() if lies_on_gpu(p)}
+        copies = {id(p): HostCopy(p) for p in post.to.values() if p.is_cuda}
         if not copies:
             return self._carry(post.changed(lambda p: p.cpu().contiguous()), step)
 
