@@ -101,6 +101,12 @@ def test_finished_runs_are_kept_and_differences_are_paired(tmp_path) -> None:
     assert rows == json.loads(json.dumps(found))
 
 
+def test_all_rows_have_the_first_seed_before_any_has_another(tmp_path) -> None:
+    runner = Written()
+    compared(tmp_path, runner, methods=("ddp", "diloco"), seeds=(3, 1))
+    assert runner.seen == ["ddp-seed3", "diloco-seed3", "ddp-seed1", "diloco-seed1"]
+
+
 def test_a_baseline_lies_at_the_same_place_of_the_grid(tmp_path) -> None:
     grid = {"methods": ("ddp", "diloco", "muloco:bits=2", "muloco:bits=4"), "workers": (2, 4)}
     found = compared(tmp_path, **grid).baselines

@@ -243,7 +243,8 @@ def compare(
         write_tuning(out / "tuning.json", experiment.tuning, tuning)
     chosen = {result.spec: result.chosen for result in tuning}
     final = {spec: chosen.get(spec, spec) for spec in specs}
-    runs.complete([(spec, seed) for spec in final.values() if spec for seed in experiment.seeds])
+    # A seed at a time, so that what is there early is a whole table.
+    runs.complete([(spec, seed) for seed in experiment.seeds for spec in final.values() if spec])
     comparison = Comparison(
         # A search without a choice leaves the row without runs.
         rows=[runs.row(spec or asked) for asked, spec in final.items()],
