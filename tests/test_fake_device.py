@@ -1,7 +1,10 @@
 """The device that is none: what it takes for a wait and for a race, and rounds of all methods."""
 
+import warnings
+from array import array
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,8 +31,12 @@ from speed.models import llama
 from speed.round_costs import with_short_rounds
 from speed.workers import train_on_noise
 from thinwire.asynchronous import AsyncServer, AsyncWorker
+from thinwire.experiments.grid import with_changes
 from thinwire.storage import HostCopy, StatePlacement
-from toy import Team, build_model, sgd
+from thinwire.train.recipes import laptop
+from thinwire.train.workers.ranks import Ranks
+from thinwire.train.workers.worker import Worker, WorkerIdentity
+from toy import Team, build_model, exchange_all, sgd
 
 METHODS = {name: with_short_rounds(name) for name in [*tw.presets.names(), "muloco:bits=2"]}
 METHODS["eager"] = tw.presets.diloco(
@@ -164,6 +171,71 @@ def asynchronous_rounds(fake: FakeDevice | None) -> Tensor:
 def test_no_copy_races_with_an_asynchronous_worker() -> None:
     there = asynchronous_rounds(FakeDevice())
     assert torch.equal(there, asynchronous_rounds(None))
+
+
+class OnDevice(Ranks):
+    """A worker of one rank, whose model and gradients lie on the fake device."""
+
+    def __init__(self, fake: FakeDevice) -> None:
+        self._fake = fake
+
+    def place(self, model: nn.Module, device: torch.device) -> None:
+        self._fake.to_device(model).apply(lambda part: self._fake.hold(*part.buffers()))
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda p: self._fake.hold(p.grad))
+
+
+def trained(folder: Path, fake: FakeDevice | None) -> tuple[str, set[str]]:
+    """Digest of two workers of our trainer, and where the host waited between rounds."""
+    changes = {
+        "workers": 2,
+        "model.size": "250k",
+        "data.corpus": str(folder),
+        "data.tokenizer": "ids:256",
+        "data.validation_sequences": 2,
+        "clip_norm": 0.0,  # torch asks where the tensors really are
+        "machine.device": "cpu" if fake is None else "cuda",
+    }
+    config = with_changes(laptop("muloco:bits=2:sync_every=2"), changes)
+    data, ranks = config.data.load(), Ranks() if fake is None else OnDevice(fake)
+    with fake or nullcontext():
+        workers = [
+            Worker(
+                config,
+                data,
+                partial(tw.OuterLoop, transport=end),
+                WorkerIdentity(number=number, evaluators=2, block=number),
+                ranks,
+            )
+            for number, end in enumerate(tw.transport.in_process(2))
+        ]
+        waits = set[str]()
+        for _ in range(3):
+            if fake is not None:
+                fake.waits.clear()
+            for worker in workers:
+                with worker.stream.active():
+                    worker.inner_step()
+            if fake is not None:
+                waits |= {*fake.waits}
+                assert set(fake.waits.values()) <= {len(workers)}
+            exchange_all([worker.outer for worker in workers])
+        return workers[0].outer.digest(), waits
+
+
+@pytest.mark.slow
+def test_a_step_of_our_trainer_waits_for_its_loss(tmp_path, monkeypatch) -> None:
+    for name in ("train.bin", "val.bin"):
+        (tmp_path / name).write_bytes(array("H", range(256)).tobytes() * 64)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: torch.zeros(1))
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: None)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "User provided device_type of 'cuda'")
+        there, waits = trained(tmp_path, FakeDevice())
+    assert there == trained(tmp_path, None)[0]
+    # And transformers looks for packed sequences in each forward pass, before it computes any.
+    worker = "train/workers/worker.py:"
+    assert waits == {f"{worker}Worker.inner_step", f"{worker}token_losses"}
 
 
 # -- what it sees ----------------------------------------------------------------------------------
