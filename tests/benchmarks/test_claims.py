@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+import statistics
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -380,16 +381,32 @@ def test_the_committed_table_has_today_s_arms_claims_and_verdicts(name: str) -> 
 
 def test_the_evidence_has_the_second_size_s_losses() -> None:
     rows = json.loads((ROOT / "benchmarks/results/claims-medium.json").read_text())["rows"]
-    curves = {arm: dict(rows[arm]["curve"]) for arm in ("muloco", "ddp-muon")}
+    long = wire_claims.committed()
+    arms_of_1600 = {"muloco": "muloco", "ddp-muon": "ddp, Muon", "ddp": "ddp, AdamW"}
+    seeds = {
+        "0.25M parameters, 480 steps, six seeds": {
+            arm: COMMITTED["rows"][arm]["val_loss_by_seed"] for arm in arms_of_1600
+        },
+        "0.25M parameters, 1,600 steps, three seeds": {
+            arm: dict(enumerate(run["val_loss"] for run in long[name]))
+            for arm, name in arms_of_1600.items()
+        },
+        "2.0M parameters, 3,200 steps, three seeds": {
+            arm: rows[arm]["val_loss_by_seed"] for arm in arms_of_1600
+        },
+    }
     text = (ROOT / "docs/evidence.md").read_text()
-    for step, when in (
-        (400, "after 400 of 3,200"),
-        (1600, "after 1,600 of 3,200"),
-        (3200, "3,200"),
-    ):
-        local, dp = curves["muloco"][step], curves["ddp-muon"][step]
-        cells = f"one seed | {local:.3f} | {dp:.3f} | {local - dp:+.3f} |"
-        assert f"| 2.0M parameters, {when} steps, {cells}" in text
+    for when, losses in seeds.items():
+        minus = [paired_difference(losses["muloco"], losses[of]) for of in ("ddp-muon", "ddp")]
+        means = [f"{statistics.fmean(by.values()):.3f}" for by in losses.values()]
+        assert f"| {when} | {' | '.join([*means, *(m.text('+.3f') for m in minus)])} |" in text
+    curves = [dict(rows[arm]["curve"]) for arm in arms_of_1600]
+    for step, when in ((400, "400"), (1600, "1,600")):
+        local, muon, adamw = (curve[step] for curve in curves)
+        cells = (
+            f"{local:.3f} | {muon:.3f} | {adamw:.3f} | {local - muon:+.3f} | {local - adamw:+.3f}"
+        )
+        assert f"| 2.0M parameters, after {when} of 3,200 steps, three seeds | {cells} |" in text
 
 
 def test_the_readme_counts_today_s_verdicts_of_papers() -> None:
