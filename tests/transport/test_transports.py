@@ -318,6 +318,10 @@ def test_what_is_sent_from_a_gpu_is_copied_beside_its_work(is_there: bool) -> No
             posts = [Post({1 - rank: each}, {1 - rank: each.numel()}) for each in sent]
             waits = [GlooMessages(group, n).start(post, 0) for n, post in enumerate(posts, start=1)]
             assert not fake.waits
+            if is_there and rank == 0:
+                # What is sent is what lay there when it was asked for.
+                with pytest.raises(AssertionError, match="another stream is at work on"):
+                    sent[0].fill_(99)
             return [received[1 - rank].tolist() for received in (wait() for wait in waits)]
 
     with ThreadPoolExecutor(2) as pool:
