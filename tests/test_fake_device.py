@@ -271,6 +271,17 @@ def test_what_is_read_of_the_device_is_a_wait(read, waits: int) -> None:
     assert fake.waits.total() == waits
 
 
+def test_only_what_overwrites_host_memory_waits_for_a_copy_from_there() -> None:
+    with FakeDevice() as fake:
+        kept = StatePlacement(DEVICE, on_host=True).keep(torch.ones(3, device=DEVICE))
+        kept.prefetch()
+        fake.waits.clear()
+        kept.unshared()  # as before every outer step
+        assert not fake.waits
+        kept.load(torch.zeros(3))
+        assert fake.waits.total() == 1
+
+
 def test_what_was_copied_before_the_training_is_no_wait() -> None:
     fake = FakeDevice()
     with fake:

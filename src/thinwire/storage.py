@@ -135,8 +135,6 @@ class StoredTensor:
         >>> kept.unshared().add_(1), snapshot
         (tensor([2., 2.]), tensor([1., 1.]))
         """
-        if self._arrived is not None:  # else a GPU may still copy from there
-            self._arrived.synchronize()
         if _use_count(self._value) > _unshared():
             pinned = self._storage.on_host and self._storage.device.type == "cuda"
             self._value = torch.empty_like(self._value, pin_memory=pinned).copy_(self._value)
@@ -144,6 +142,8 @@ class StoredTensor:
 
     def load(self, value: Tensor) -> None:
         """Keep a copy of `value`, in place: a snapshot's memory is not needed twice."""
+        if self._arrived is not None:  # else a GPU may still copy from there
+            self._arrived.synchronize()
         self.store(self.unshared().copy_(value))
 
     @property
