@@ -1,6 +1,6 @@
 """At which rate a newcomer reads a snapshot, beside one plain get of as many bytes.
 
-    python benchmarks/healing.py OUT      Linux, root; three minutes on two quiet cores
+    python benchmarks/healing.py OUT      Linux, root; six minutes on two cores
 
 SeaweedFS over S3 on one node of tools/wan.py, and the reader on another; in turns, three times. OUT
 gets healing.json.
@@ -82,9 +82,7 @@ def node(what: str, nbytes: int, token: str) -> None:
     """One of the two processes."""
     sealed = Token(token) if token else None
     store = ObjectStore(WHERE)
-    objects = RunObjects(
-        store, "run", sealed, workers=0, index=0, ranks=1, patience_s=PATIENCE_S, cache=None
-    )
+    objects = RunObjects(store, "run", sealed)
     print(json.dumps(asyncio.run((write if what == "write" else read)(store, objects, nbytes))))
 
 
