@@ -289,10 +289,11 @@ def _unshared() -> int:
 
 
 class HostCopy:
-    """A copy of a tensor to the host; only `read` waits for it.
+    """A copy of a tensor to the host.
 
     From a CUDA device it goes to pinned memory on a side stream, so neither the current stream nor
-    the calling thread waits. `read` may be called in another thread.
+    the calling thread waits: `read` does, perhaps in another thread. From other devices it is made
+    at once.
 
     Args:
         tensor: copied after the work that was issued on its device before.
@@ -305,9 +306,7 @@ class HostCopy:
         self._wait: Callable[[], None] | None = None
         self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
         if not tensor.is_cuda:
-            self._host.copy_(tensor, non_blocking=True)
-            if tensor.device.type != "cpu" and torch.accelerator.is_available():
-                self._wait = torch.accelerator.synchronize
+            self._host.copy_(tensor)
             return
         stream = _copying_stream(tensor.device)
         stream.wait_stream(torch.cuda.current_stream(tensor.device))
