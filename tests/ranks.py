@@ -417,6 +417,7 @@ def left_under_way() -> None:
     gather(left, BYTES + 100).wait()
     if rank == 1:
         _pending = gather(left, BYTES + 77)
+    dist.barrier()  # rank 1 has sent it before rank 0 closes the connection
     del left
     for number in range(LOOPS):
         transport = Distributed()

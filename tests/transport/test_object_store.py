@@ -239,6 +239,20 @@ def test_what_is_absent_is_deleted_and_so_is_what_comes_after_it(tmp_path: Path)
     assert asyncio.run(store.sizes("r/", time.monotonic() + 10)) == {}
 
 
+def test_a_folder_that_others_empty_is_made_again(tmp_path: Path) -> None:
+    """An empty folder goes with its last object, also while another worker makes it."""
+
+    async def worker(rank: int) -> None:
+        store, raw = ObjectStore(f"file://{tmp_path}"), memoryview(b"abc")
+        for number in range(300):
+            key = f"r/{number}/x/{rank}"
+            assert await store.put(key, [raw], time.monotonic() + 20, raw.__eq__)
+            assert await store.delete([key])
+
+    asyncio.run(together(*(worker(rank) for rank in range(4))))
+    assert list(tmp_path.rglob("*")) == []
+
+
 def test_a_missing_package_is_named(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(tw.ConfigurationError, match=r"pip install 'thinwire\[elastic\]'"):

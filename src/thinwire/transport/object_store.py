@@ -364,8 +364,10 @@ class ObjectStore:
                 self._was_allowed = True
                 return answer
             except (self._errors.BaseError, OSError) as error:
-                do, why = self._refuse(what, error), _reason_of(error)
-            tries += 1
+                tries, why = tries + 1, _reason_of(error)
+                # Another process may remove a folder, with the last object in it, as it is made.
+                is_race = tries < _WARNED_TRIES and "Unable to create dir" in why
+                do = _WAIT_LONGER if is_race else self._refuse(what, error)
             if tries == _WARNED_TRIES:
                 _LOG.warning("still trying to %s in %s: %s", what, self.url, why)
             self.requests.retries += 1
