@@ -5,8 +5,9 @@ python benchmarks/wire_claims.py OUT       resumable; about two minutes a run on
 Model, data and batch are the laptop recipe's, K=4, with a warm-up of 40 steps. The uncompressed
 methods were tuned at this length over two to four inner rates; the compressed ones inherit their
 settings, and SparseLoCo, which wants a higher rate, had three. Few rounds of one bit alone have a
-search of their own (claim_tuning.py). Arms that decide nothing have one seed.
-`wire_claims.py OUT ARM ARM` runs these alone and keeps the other rows.
+search of their own (claim_tuning.py). Arms that decide nothing have one seed, and the two of which
+three seeds did not tell which is lower have six. `wire_claims.py OUT ARM ARM` runs these alone and
+keeps the other rows, and of these the seeds that are there, if some are missing.
 """
 
 import dataclasses
@@ -34,7 +35,7 @@ from thinwire.train.config import TrainConfig, WarmupCosine
 from thinwire.train.recipes import laptop
 from thinwire.train.trainer import resume
 
-SEEDS = (0, 1, 2)
+SEEDS, SIX_SEEDS = (0, 1, 2), (0, 1, 2, 3, 4, 5)
 STEPS, WARMUP_STEPS = 1600, 40
 BASELINES = ("ddp, AdamW", "ddp, Muon")
 FRONT = {
@@ -66,7 +67,7 @@ def with_interval(config: TrainConfig, every: int) -> TrainConfig:
 
 def arms() -> dict[str, tuple[TrainConfig, tuple[int, ...]]]:
     return {
-        "ddp, AdamW": (arm("ddp"), SEEDS),
+        "ddp, AdamW": (arm("ddp"), SIX_SEEDS),
         "ddp, Muon": (with_muon(arm("ddp")), SEEDS),
         "diloco": (arm("diloco", lr=8e-3), SEEDS),
         "muloco": (arm("muloco"), SEEDS),
@@ -81,7 +82,11 @@ def arms() -> dict[str, tuple[TrainConfig, tuple[int, ...]]]:
         "sparse_muloco, k=128": (arm("sparse_muloco:density=1/32"), SEEDS),
         "sparseloco, k=128": (arm("sparseloco:density=1/32", lr=8e-3), SEEDS),
         **over_workers(),
-        **{name: (searched(name), SEEDS) for name in FRONT if name in chosen()},
+        **{
+            name: (searched(name), SIX_SEEDS if "H=128" in name else SEEDS)
+            for name in FRONT
+            if name in chosen()
+        },
     }
 
 
@@ -146,7 +151,9 @@ def main() -> None:
     runs = committed() if only else {}
     for name, (config, seeds) in every.items():
         if name in only or name not in runs:
-            runs[name] = [one(out, name, config, seed) for seed in seeds]
+            known = runs.get(name, [])
+            known = known if len(known) < len(seeds) else []
+            runs[name] = known + [one(out, name, config, seed) for seed in seeds[len(known) :]]
         mean = statistics.fmean(run["val_loss"] for run in runs[name])
         print(f"{mean:.4f}  {name}, {len(runs[name])} seeds", flush=True)
     write({name: runs[name] for name in every})

@@ -380,7 +380,8 @@ def test_the_committed_table_has_today_s_arms_claims_and_verdicts(name: str) -> 
 
 
 def test_the_evidence_has_the_second_size_s_losses() -> None:
-    rows = json.loads((ROOT / "benchmarks/results/claims-medium.json").read_text())["rows"]
+    medium = json.loads((ROOT / "benchmarks/results/claims-medium.json").read_text())
+    rows = medium["rows"]
     long = wire_claims.committed()
     arms_of_1600 = {"muloco": "muloco", "ddp-muon": "ddp, Muon", "ddp": "ddp, AdamW"}
     seeds = {
@@ -388,7 +389,7 @@ def test_the_evidence_has_the_second_size_s_losses() -> None:
             arm: COMMITTED["rows"][arm]["val_loss_by_seed"] for arm in arms_of_1600
         },
         "0.25M parameters, 1,600 steps, three seeds": {
-            arm: dict(enumerate(run["val_loss"] for run in long[name]))
+            arm: dict(enumerate(run["val_loss"] for run in long[name][:3]))
             for arm, name in arms_of_1600.items()
         },
         "2.0M parameters, 3,200 steps, three seeds": {
@@ -407,6 +408,16 @@ def test_the_evidence_has_the_second_size_s_losses() -> None:
             f"{local:.3f} | {muon:.3f} | {adamw:.3f} | {local - muon:+.3f} | {local - adamw:+.3f}"
         )
         assert f"| 2.0M parameters, after {when} of 3,200 steps, three seeds | {cells} |" in text
+    small = {each["claim"]: each for each in COMMITTED["claims"]}
+    decided = [
+        each for each in medium["claims"] if each["effect"] and "no paper" not in each["source"]
+    ]
+    for each in decided:
+        before, now = small[each["claim"]], each["effect"]
+        assert before["verdict"] == each["verdict"]
+        effects = f"{before['effect']['mean']:+.3f} | {now['mean']:+.3f}"
+        between = f"({now['low']:+.3f} to {now['high']:+.3f})"
+        assert f"| {each['claim']} | {effects} {between} | {each['verdict']} |" in text
 
 
 def test_the_readme_counts_today_s_verdicts_of_papers() -> None:
