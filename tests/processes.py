@@ -59,13 +59,15 @@ def fork_ranks(ranks: int, *command: str, **environment: str) -> list[Forked]:
 def ended(processes: Sequence[Forked], *, timeout_s: float = 120) -> list[Forked]:
     """The same processes, ended, with their output read."""
     why = ""
-    for process in processes:
-        try:
-            process.communicate(timeout=timeout_s)
-        except TimeoutError as error:
-            why, timeout_s = why or str(error), 0
-    for process in processes:
-        process.kill()
+    try:
+        for process in processes:
+            try:
+                process.communicate(timeout=timeout_s)
+            except TimeoutError as error:
+                why, timeout_s = why or str(error), 0
+    finally:
+        for process in processes:
+            process.kill()
     if why:
         # Whoever still runs may wait for one that failed.
         raise TimeoutError("\n".join([why, *(process.stderr for process in processes)]))
