@@ -365,9 +365,7 @@ class ObjectStore:
                 return answer
             except (self._errors.BaseError, OSError) as error:
                 tries, why = tries + 1, _reason_of(error)
-                # Another process may remove a folder, with the last object in it, as it is made.
-                is_race = tries < _WARNED_TRIES and "Unable to create dir" in why
-                do = _WAIT_LONGER if is_race else self._refuse(what, error)
+                do = self._refuse(what, error, tries)
             if tries == _WARNED_TRIES:
                 _LOG.warning("still trying to %s in %s: %s", what, self.url, why)
             self.requests.retries += 1
@@ -377,9 +375,13 @@ class ObjectStore:
             await asyncio.sleep(pause_s)
             pause_s = min(_LONGEST_PAUSE_S, pause_s * _GROWTH)
 
-    def _refuse(self, what: str, error: Exception) -> str:
+    def _refuse(self, what: str, error: Exception, tries: int) -> str:
         """Raise `error` if it does not pass by itself; else return what to do if it stays."""
         errors, is_absent = self._errors, isinstance(error, FileNotFoundError)
+        # Another process may remove an empty folder as this one makes it, or before a file is in
+        # it. The first of these errors is also that of a file in the way, which stays.
+        is_race = tries < _WARNED_TRIES and "Unable to create dir" in str(error)
+        is_silent = isinstance(error, (TimeoutError, ConnectionError))
         is_denied = isinstance(error, (errors.PermissionDeniedError, errors.UnauthenticatedError))
         is_denied |= "<Code>ExpiredToken<" in str(error)
         if is_denied:
@@ -388,8 +390,7 @@ class ObjectStore:
             do = "create the bucket, or correct its name"
         elif _WRONG.search(str(error)):
             do = "correct the URL, the endpoint, the region or the keys"
-        elif self._is_remote or is_absent or isinstance(error, (TimeoutError, ConnectionError)):
-            # Another process may remove an empty folder before a file is in it.
+        elif self._is_remote or is_absent or is_race or is_silent:
             return _WAIT_LONGER
         else:
             do = "make room or correct the folder's permissions; then start this worker again"
