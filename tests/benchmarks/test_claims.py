@@ -420,6 +420,19 @@ def test_the_evidence_has_the_second_size_s_losses() -> None:
         assert f"| {each['claim']} | {effects} {between} | {each['verdict']} |" in text
 
 
+def test_the_pages_have_by_how_much_one_bit_is_below_data_parallel_adamw() -> None:
+    arm, quantile = "muloco, 1 bit, H=128, own settings", 2.571  # Student's, of six seeds
+    minus = wire_claims.rows_of(wire_claims.committed())[arm]["minus_ddp, AdamW"]
+    assert len(minus["seeds"]) == 6
+    mean, half = -minus["mean"], quantile * minus["standard_error"]
+    found = [f"{value:.3f}" for value in (mean, mean - half, mean + half)]
+    evidence, readme = (
+        " ".join((ROOT / name).read_text().split()) for name in ("docs/evidence.md", "README.md")
+    )
+    assert "by {} ({} to {}, six seeds".format(*found) in evidence
+    assert "ends {} lower ({} to {})".format(*(text.lstrip("0") for text in found)) in readme
+
+
 def test_the_readme_counts_today_s_verdicts_of_papers() -> None:
     found = Counter(c["verdict"] for c in COMMITTED["claims"] if c["source"] != OURS)
     good, undecided, opposite = (found[each] for each in (REPRODUCED, UNDECIDED, OPPOSITE))
