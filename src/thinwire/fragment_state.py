@@ -84,8 +84,6 @@ class FragmentState:
         self._saved_rounds = saved_rounds
         # The number of a round that this worker gave up, and its feedback, had the round counted.
         self._abandoned: tuple[int, Mapping[str, Tensor]] | None = None
-        # Of another K's outer optimizer: kept until one without it has taken a step.
-        self._unused_optimizer_state: dict[str, Tensor] = {}
 
     # -- a round -----------------------------------------------------------------------------------
 
@@ -132,7 +130,6 @@ class FragmentState:
         again = consequence is Consequence.SENT_AGAIN and not self.pending
         local_delta = self.outer.pseudo_gradient() if again else None
         self.outer.apply(self.exchange.absorb(result.mean))
-        self._unused_optimizer_state = {}
         if local_delta is not None:
             self.outer.reset_live(local_delta)
         not_averaged = consequence in (Consequence.SENT_AGAIN, Consequence.LOST)
@@ -194,12 +191,12 @@ class FragmentState:
 
     def shared(self) -> dict[str, Tensor]:
         """The state that is equal on all workers; it shares memory with this one."""
-        return self._unused_optimizer_state | self.outer.state_dict()
+        return self.outer.state_dict()
 
-    def check_shared(self, shared: Mapping[str, Tensor], outer: OuterState) -> None:
-        """Raise `MismatchError` unless `shared` has what `outer` needs, and in that shape."""
-        mine, theirs = _forms(outer.state_dict()), _forms(shared)
-        if mine != {key: theirs.get(key) for key in mine}:
+    def check_shared(self, shared: Mapping[str, Tensor]) -> None:
+        """Raise `MismatchError` unless `shared` has what this needs, and in that shape."""
+        mine, theirs = _forms(self.shared()), _forms(shared)
+        if mine != theirs:
             raise MismatchError(
                 f"take over the outer parameters of {self.fragment.name}",
                 because=f"they have {theirs} and this worker needs {mine}",
@@ -208,15 +205,9 @@ class FragmentState:
 
     def load_shared(self, shared: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Take over the state of others, perhaps of another K, and what is known of rounds."""
-        # Outer settings by number of workers may have momentum for one and none for another.
-        self._load_outer(shared)
+        self.outer.load_state_dict(shared)
         self._load_rounds(facts)
         self.contributors = {int(round): names for round, names in facts.get("counted", [])}
-
-    def _load_outer(self, shared: Mapping[str, Tensor]) -> None:
-        mine = self.outer.state_dict()
-        self.outer.load_state_dict({key: shared.get(key, value) for key, value in mine.items()})
-        self._unused_optimizer_state = {k: v.clone() for k, v in shared.items() if k not in mine}
 
     def _load_rounds(self, facts: Mapping[str, Any]) -> None:
         self.rounds_sent = int(facts["sends"])
@@ -234,17 +225,8 @@ class FragmentState:
     def step_missed(self, mean: StreamedVector, facts: Mapping[str, Any]) -> None:
         """Take the outer step of a round that this worker missed; `rebase` must follow."""
         self.outer.apply(mean)
-        self._unused_optimizer_state = {}
         self._load_rounds({**facts, "sends": facts["round"]})
         self.note_contributors(self.rounds_sent, facts["counted"])
-
-    def replace_outer(self, outer: OuterState) -> None:
-        """Continue with `outer`, made for another number of workers."""
-        if outer is self.outer:
-            return
-        old, self.outer = self.shared(), outer
-        # State that only this K's outer optimizer has begins as in a new run.
-        self._load_outer(old)
 
     def replace_exchange(self, exchange: ExchangeState) -> None:
         """Continue with `exchange`, made for other workers, and with the feedback so far."""

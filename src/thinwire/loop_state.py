@@ -2,7 +2,7 @@
 
 import hashlib
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -20,7 +20,8 @@ from thinwire.fragments.sharding import sharded_like
 from thinwire.handshake import check_same_run
 from thinwire.membership import Answer, Progress, Replay, RoundRecord, Snapshot
 from thinwire.method import migrate_names
-from thinwire.outer import OuterState
+from thinwire.outer import ByWorkerCount
+from thinwire.outer.overlap import DelayState
 from thinwire.rejection import Consequence
 from thinwire.storage import StatePlacement
 from thinwire.transport import RoundTag, Transport
@@ -199,8 +200,7 @@ class LoopState:
         shared = [_of_fragment(snapshot.tensors, index) for index in range(len(self.fragments))]
         with self.lock:
             workers = int(facts["workers"])
-            # None of these outer states is kept, so that one fragment's is there at a time.
-            list(map(FragmentState.check_shared, self.fragments, shared, self._outers(workers)))
+            list(map(FragmentState.check_shared, self.fragments, shared))
             self.cancel_rounds()
             self.set_outer_workers(workers)
             self._digest = (-1, "")
@@ -293,9 +293,12 @@ class LoopState:
     # -- other workers than before -----------------------------------------------------------------
 
     def set_outer_workers(self, workers: int) -> None:
-        """Go on with outer optimizers made for `workers` workers."""
-        for fragment, outer in zip(self.fragments, self._outers(workers), strict=True):
-            fragment.replace_outer(outer)
+        """Go on with the outer settings for `workers` workers, in the same memory."""
+        outer = self._builder.method.outer
+        if isinstance(outer, ByWorkerCount):
+            for fragment in self.fragments:
+                assert isinstance(fragment.outer, DelayState)  # of elementwise optimizers
+                fragment.outer.rule = outer.rule(workers)
         self.outer_workers = workers
 
     def set_exchange_workers(self, workers: int, rank: int) -> None:
@@ -306,13 +309,6 @@ class LoopState:
             state = self._builder.exchange_state(fragment.fragment, workers, rank)
             fragment.replace_exchange(state)
         self._exchange_rank = workers, rank
-
-    def _outers(self, workers: int) -> Iterator[OuterState]:
-        """One after the other: those of all fragments at once would be a second outer state."""
-        outer = self._builder.method.outer
-        is_same = outer.at(workers) == outer.at(self.outer_workers)
-        for each in self.fragments:
-            yield each.outer if is_same else self._builder.outer_state(each.fragment, workers)
 
 
 def record_of(

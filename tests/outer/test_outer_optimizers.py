@@ -55,6 +55,7 @@ DELAYED = [
         lambda: tw.outer.ByWorkerCount(table=((2, tw.outer.SGD()),)),
         lambda: tw.outer.ByWorkerCount(table=((1, tw.outer.SGD()), (1, tw.outer.SGD()))),
         lambda: tw.outer.ByWorkerCount(table=((1, tw.outer.SGD()), (2, tw.outer.Gossip()))),
+        lambda: tw.outer.ByWorkerCount(table=((1, tw.outer.SGD()), (2, tw.outer.AdamW()))),
         *(lambda s=s: tw.outer.DelayedNesterov(**s) for s in DELAYED),
     ],
 )

@@ -212,10 +212,12 @@ class ByWorkerCount(OuterOptimizer):
         )
         optimizers: list[object] = [optimizer for _, optimizer in self.table]
         check(
-            all(isinstance(each, ElementwiseOptimizer) for each in optimizers),
+            all(isinstance(each, ElementwiseOptimizer) for each in optimizers)
+            and len(set(map(type, optimizers))) == 1,
             f"choose among {optimizers} by the number of workers",
-            because="with some of them workers have anchors or optimizers of their own",
-            do="take elementwise ones in all rows, such as tw.outer.SGD",
+            because="state goes on from row to row, so they must be of one kind, and one that "
+            "moves each number of a shared anchor by itself",
+            do="take tw.outer.SGD in all rows, or another elementwise optimizer",
         )
 
     def at(self, workers: int) -> ElementwiseOptimizer:
@@ -232,9 +234,32 @@ class ByWorkerCount(OuterOptimizer):
         for _, optimizer in self.table:
             optimizer.check_rounds()
 
+    def rule(self, workers: int) -> ElementwiseOptimizer:
+        """As `at`, with the buffers of all rows: for a state that other numbers go on with."""
+        return _RowOfTable(table=self, row=self.at(workers))
+
     def bind(self, context: FragmentContext, overlap: Overlap) -> OuterState:
         """An outer state of the row for the workers of `context`."""
-        return self.at(context.workers).bind(context, overlap)
+        return self.rule(context.workers).bind(context, overlap)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _RowOfTable(ElementwiseOptimizer):
+    table: ByWorkerCount
+    row: ElementwiseOptimizer
+
+    def buffers(self, like: Tensor) -> dict[str, Tensor]:
+        # Of one kind, so that the one with the most buffers has all of them.
+        rows = (optimizer for _, optimizer in self.table.table)
+        return max(rows, key=lambda row: len(row.buffers(like[:0]))).buffers(like)
+
+    def step(
+        self, position: Tensor | None, gradient: Tensor, state: Mapping[str, Tensor]
+    ) -> Tensor:
+        # Momentum that this row does not have is none afterwards.
+        for key in state.keys() - self.row.buffers(gradient[:0]).keys():
+            state[key].zero_()
+        return self.row.step(position, gradient, state)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

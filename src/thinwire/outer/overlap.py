@@ -128,6 +128,9 @@ class DelayState(OuterState):
         rule: moves the anchor.
         context: the worker and its fragment, whose local weights the anchor starts from.
         averages_weights: a mean is one of weights, and the gradient is the anchor minus it.
+
+    Attributes:
+        rule: another one of the same buffers may take its place between rounds.
     """
 
     def __init__(
@@ -138,7 +141,7 @@ class DelayState(OuterState):
         *,
         averages_weights: bool = False,
     ) -> None:
-        self.averages_weights, self._rule = averages_weights, rule
+        self.averages_weights, self.rule = averages_weights, rule
         self._live, self._mixing = LiveVector(context.live, context.names), overlap.mixing
         self._alone = context.alone and overlap.tau == 0
         self._is_measured = False
@@ -259,10 +262,10 @@ class DelayState(OuterState):
         parts = {key: part.read(buffer) for key, buffer in buffers.items()}
         state = {**parts, **self._scalars}
         if origin is None:
-            anchor.add_(self._rule.step(None, gradient, state))
+            anchor.add_(self.rule.step(None, gradient, state))
         else:
             start = origin.read(part)
-            position = self._rule.step(anchor.sub_(start), gradient, state)
+            position = self.rule.step(anchor.sub_(start), gradient, state)
             torch.add(position, start, out=anchor)
         part.write(vector, anchor)
         for key, buffer in buffers.items():
