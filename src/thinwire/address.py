@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl
 
 from thinwire.errors import ConfigurationError, check
+from thinwire.files import check_run_name
 
 if TYPE_CHECKING:
     from thinwire.security.token import Token
@@ -30,7 +31,6 @@ _FORMS: Final = {
 _ANY_FORM: Final = ", ".join(_FORMS.values())
 _NUMBERS: Final = ("workers", "worker")
 _OR_NEITHER = "pass ?workers=K&worker=0 (1, 2, ...), or neither if workers join and leave"
-_RUN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 @dataclass(frozen=True)
@@ -121,12 +121,7 @@ class Address:
         except ConfigurationError as error:
             raise ConfigurationError(what, because=error.because, do=do) from error
         check(bool(run), what, because="the name of a run is missing at its end", do=do)
-        check(
-            bool(_RUN.fullmatch(run)),
-            what,
-            because=f"{run[:100]!r} cannot name a run",
-            do="end it with up to 100 letters, digits, dots, underscores and hyphens",
-        )
+        check_run_name(run, what)
         if hub is not None and secret:
             hub.token()  # refuses another one than that of the environment
         return cls(place, run, workers, worker, secret)

@@ -1,10 +1,16 @@
-"""Files and folders that are replaced as a whole: a reader finds the old one or the new one."""
+"""Files and folders that are replaced as a whole: a reader finds the old one or the new one.
+
+And what can name a run, which is part of the names of its objects and folders.
+"""
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+
+from thinwire.errors import check
 
 
 def replace_file(path: Path, write: Callable[[Path], object], *, suffix: str = ".partial") -> None:
@@ -82,3 +88,18 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def check_run_name(run: str, cannot: str = "") -> None:
+    """Raise `ConfigurationError` if `run` cannot name a run, as part of the names of objects.
+
+    Args:
+        run: its name.
+        cannot: what the error says cannot be done; default that a run is called so.
+    """
+    check(
+        bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run)),
+        cannot or f"call a run {run[:100]!r}",
+        because=f"{run[:100]!r} cannot name a run: its name is part of the names of objects",
+        do="pass up to 100 letters, digits, dots, underscores and hyphens",
+    )

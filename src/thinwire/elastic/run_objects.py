@@ -35,8 +35,8 @@ import torch
 from torch import Tensor
 
 from thinwire.elastic.roll import NewestState, View, WorkerReport, read_as, text_of
-from thinwire.errors import MismatchError, check
-from thinwire.files import replace_file
+from thinwire.errors import MismatchError
+from thinwire.files import check_run_name, replace_file
 from thinwire.handshake import check_same
 from thinwire.security.token import Token
 from thinwire.transport.base import RoundTag
@@ -57,16 +57,6 @@ _SMALL = 4096  # bytes, about, of what is not a message
 def absent_message() -> Tensor:
     """The empty message that replaces one that did not arrive in time."""
     return torch.empty(0, dtype=torch.uint8)
-
-
-def check_run_name(run: str) -> None:
-    """Raise `ConfigurationError` if `run` cannot be part of the names of objects."""
-    check(
-        bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run)),
-        f"call a run {run!r}",
-        because="its name is part of the names of objects",
-        do="pass up to 100 letters, digits, dots, underscores and hyphens",
-    )
 
 
 def _keep(path: Path, piece: Tensor) -> None:

@@ -16,6 +16,7 @@ from thinwire.elastic.events import EventLog
 from thinwire.elastic.roll import identity_of
 from thinwire.elastic.timeouts import ElasticOptions, Timeouts
 from thinwire.errors import RunStopped, ThinwireError, check
+from thinwire.files import check_run_name
 from thinwire.membership import (
     Answer,
     Membership,
@@ -127,7 +128,7 @@ class Elastic(Transport, Membership):
         token = optional_token() if token is None else token
         # Here, because these need what a description of the worker does not.
         from thinwire.elastic.fixed import FixedGroup
-        from thinwire.elastic.run_objects import RunObjects, check_run_name
+        from thinwire.elastic.run_objects import RunObjects
         from thinwire.elastic.worker_ranks import WorkerRanks
 
         check_run_name(run)  # before a folder is made
