@@ -15,7 +15,7 @@ from thinwire.asynchronous import (
     AsyncWorker,
     Simulation,
 )
-from thinwire.exchange.message import Header, Kind, read_origin
+from thinwire.exchange.message import read_origin
 from toy import BuildOptimizer, adamw, build_model, descend, loss
 
 
@@ -30,8 +30,7 @@ def with_number(message: torch.Tensor, value: float) -> torch.Tensor:
     """`message`, of the codec of plain fp32, with one number replaced and checksums that fit."""
     body = message[64:].clone().view(torch.float32)
     body[3] = value
-    places = {"fragment": 0, "kind": Kind.WHOLE, "shard": 0, **read_origin(message)._asdict()}
-    header = Header(codec=tw.codecs.Identity().id, elements=len(body), **places)
+    header = read_origin(message)._replace(codec=tw.codecs.Identity().id)
     return sealed(body.view(torch.uint8), header)
 
 

@@ -12,13 +12,13 @@ from torch import Tensor
 from thinwire.aggregate import MeanOverWorkers
 from thinwire.blocks import DenseVector
 from thinwire.codecs import Identity
-from thinwire.errors import CheckpointError, MismatchError, ThinwireError, check
+from thinwire.errors import CheckpointError, MismatchError, check
 from thinwire.exchange import Automatic, RoundResult
 from thinwire.feedback import NoFeedback
 from thinwire.fragment_state import FragmentBuilder, FragmentState, PendingRound
 from thinwire.fragments.sharding import sharded_like
 from thinwire.handshake import check_same_run
-from thinwire.membership import Answer, Progress, Replay, RoundRecord, Snapshot
+from thinwire.membership import MALFORMED, Answer, Progress, Replay, RoundRecord, Snapshot
 from thinwire.method import migrate_names
 from thinwire.outer import ByWorkerCount
 from thinwire.outer.overlap import DelayState
@@ -29,8 +29,6 @@ from thinwire.transport.base import Round
 from thinwire.transport.metered import Metered
 
 _TRAFFIC = "consensus_traffic"
-MALFORMED = (ThinwireError, KeyError, IndexError, TypeError, ValueError)
-"""Errors of loading another worker's data; the worker then asks for other data."""
 
 
 class LoopState:

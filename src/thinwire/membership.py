@@ -20,10 +20,14 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from torch import Tensor
 
+from thinwire.errors import ThinwireError
+
 if TYPE_CHECKING:
     from thinwire.loop_state import LoopState
 
 _LARGEST = 10**18
+MALFORMED = (ThinwireError, KeyError, IndexError, TypeError, ValueError)
+"""Errors of loading another worker's data; the worker then asks for other data."""
 
 
 class Phase(Enum):

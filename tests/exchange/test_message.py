@@ -93,7 +93,7 @@ def test_another_anchor_is_drift_and_no_damage() -> None:
 
 def test_where_a_message_comes_from_is_read_before_it_is_opened() -> None:
     message = sealed(BODY, HEADER)
-    assert read_origin(message[:HEADER_NBYTES]) == (7, 2**40 + 5, b"ANCHOR!?")
+    assert read_origin(message[:HEADER_NBYTES]) == HEADER._replace(codec="")
     for none in (message[:63], message[:0], torch.zeros(64), message.view(2, -1)):
         with pytest.raises(ExchangeError, match="where a message comes from"):
             read_origin(none)

@@ -11,7 +11,7 @@ from thinwire.blocks import StreamedVector
 from thinwire.codecs import BoundCodec
 from thinwire.errors import NonFiniteError, check
 from thinwire.exchange import Automatic, ExchangeState, Gather
-from thinwire.exchange.message import HEADER_NBYTES, Header, Kind, Origin, body_of, examine
+from thinwire.exchange.message import HEADER_NBYTES, Header, Kind, body_of, examine
 from thinwire.fragment_state import FragmentBuilder
 from thinwire.fragments import Whole
 from thinwire.fragments.sharding import sharding_of
@@ -76,7 +76,7 @@ class ModelVector:
         return self._builder.exchange_state(self._fragment, workers=rank + 2, rank=rank)
 
     @torch.no_grad()
-    def open_delta(self, message: Tensor, origin: Origin) -> StreamedVector | Rejection:
+    def open_delta(self, message: Tensor, origin: Header) -> StreamedVector | Rejection:
         """What the aggregate makes of one message, [numel], or why it cannot be used."""
         sender, numel, codec = origin.sender, self._layout.numel, self._codec.id
         expected = Header(0, Kind.WHOLE, 0, origin.round, sender, numel, origin.anchor, codec)

@@ -16,7 +16,7 @@ from thinwire.elastic.timeouts import Timeouts
 from thinwire.errors import ExchangeError, ExchangeTimeout, MismatchError, check
 from thinwire.transport.base import Post, RoundTag, RunningExchange
 from thinwire.transport.object_store import ServiceRequests, now_s
-from thinwire.transport.sealed import not_opened
+from thinwire.transport.sealed import must_open
 from thinwire.transport.sealed_objects import bytes_tensor
 
 
@@ -81,9 +81,7 @@ class FixedGroup(StoreGroup):
             store.requests = counted
         cards = {self.rank: card}
         for rank, theirs in found.items():
-            if theirs is None:
-                raise not_opened(tag, rank)
-            cards[rank] = theirs.numpy().tobytes()
+            cards[rank] = must_open(theirs, tag, rank).numpy().tobytes()
         return cards
 
     async def exchange(self, tag: RoundTag, running: RunningExchange[Any], roll: int) -> None:
@@ -93,7 +91,6 @@ class FixedGroup(StoreGroup):
             ExchangeTimeout: another worker stays silent. ExchangeError: what it sent cannot be
                 used. MismatchError: another process has this worker's number.
         """
-        del roll
         place, step = self._place(tag), 0
         self._begun += 1
         cleaning = asyncio.ensure_future(self._clean())
@@ -117,8 +114,8 @@ class FixedGroup(StoreGroup):
         received = dict[int, Tensor]()
         for rank, payload in found.items():
             received[rank] = absent_message() if payload is None else payload
-            if payload is None and not post.allow_missing:
-                raise not_opened(tag, rank)
+            if not post.allow_missing:
+                must_open(payload, tag, rank)
             check(
                 payload is None or payload.numel() == post.take[rank],
                 f"use what worker {rank} sent for {tag}",
@@ -137,7 +134,6 @@ class FixedGroup(StoreGroup):
         return self._objects.place(0, tag) + (f".{times}" if times else "")
 
     async def _lost_among(self, ranks: Collection[int]) -> set[int]:
-        del ranks
         return set()
 
     async def _put(self, swap: Swap, until_s: float) -> bool:
@@ -157,7 +153,6 @@ class FixedGroup(StoreGroup):
         self, roll: int, swap: Swap, nbytes: int, present: Sequence[int]
     ) -> dict[int, memoryview]:
         """Raise `ExchangeTimeout`: nobody decides that a message is lost."""
-        del roll, nbytes, present
         store, timeout_s, missing = self._objects.store, self._timeouts.exchange(0), swap.keys
         because = (
             f"worker {', '.join(map(str, sorted(missing)))} of {len(self.names)} has put nothing "

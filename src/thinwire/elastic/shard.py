@@ -17,7 +17,7 @@ from thinwire.elastic.snapshot import snapshot_parts, unpack
 from thinwire.elastic.timeouts import Timeouts
 from thinwire.elastic.worker_ranks import WorkerRanks
 from thinwire.errors import ThinwireError
-from thinwire.membership import Progress, Replay, RoundRecord, SharedState, Snapshot
+from thinwire.membership import MALFORMED, Progress, Replay, RoundRecord, SharedState, Snapshot
 from thinwire.transport.object_store import now_s
 
 _LOG = logging.getLogger(__name__)
@@ -25,7 +25,6 @@ _LOG = logging.getLogger(__name__)
 _HEADROOM_BYTES: Final = 64 << 20
 _SLOWEST_BYTES_PER_S: Final = 125_000
 _LOOK_S: Final = 1.0
-_MALFORMED: Final = (ThinwireError, KeyError, IndexError, TypeError, ValueError)
 
 Apply: TypeAlias = Callable[[Snapshot | Replay], Awaitable[None]]
 """Has the loop take over a snapshot or replay rounds; raises if it cannot."""
@@ -103,7 +102,7 @@ class Shard:
                 return False
             try:
                 await self.apply(Replay(there, until))
-            except _MALFORMED as error:
+            except MALFORMED as error:
                 _LOG.info("the rounds do not follow on this worker's state: %s", error)
                 return False
         self.objects.sealed.free_memory()
@@ -136,7 +135,7 @@ class Shard:
         self.objects.forget_parts()
         try:
             await self.apply(unpack(file))
-        except _MALFORMED as error:
+        except MALFORMED as error:
             _LOG.warning("the snapshot of version %d cannot be used: %s", newest.version, error)
             return False
         return True

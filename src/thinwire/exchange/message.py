@@ -31,20 +31,6 @@ _CHECKED = HEADER_NBYTES - _CHECKSUM.size
 _ABSENT = "it did not come in time, or was forged"
 
 
-class Origin(NamedTuple):
-    """Sender, round and anchor in a header, before the rest of the message is checked.
-
-    Args:
-        sender: rank.
-        round: number of the exchange.
-        anchor: digest of the outer parameters that the sender started from, 8 bytes.
-    """
-
-    sender: int
-    round: int
-    anchor: bytes
-
-
 class Header(NamedTuple):
     """The description of a message's body.
 
@@ -57,7 +43,7 @@ class Header(NamedTuple):
         elements: numbers in the body.
         anchor: digest of the outer parameters that the sender started from, 8 bytes; zeros where
             every worker has its own.
-        codec: its id; eight bytes of its SHA-256 travel.
+        codec: its id; eight bytes of its SHA-256 travel, so that one that was read has "".
     """
 
     fragment: int
@@ -99,16 +85,16 @@ def seal(message: Tensor, header: Header, body_checksum: int | None = None) -> T
     return message
 
 
-def read_origin(message: Tensor) -> Origin:
-    """Read sender, round and anchor of `message` (uint8 [n]), without checking its body.
+def read_origin(message: Tensor) -> Header:
+    """Read the header of `message` (uint8 [n]), without checking its body.
 
     For a receiver that does not know which message comes next; `open_message` must follow.
 
     Raises:
         ExchangeError: it has no whole header, or a damaged one.
     """
-    *_, place, anchor = _read_fields("read where a message comes from", message, HEADER_NBYTES)
-    return Origin(sender=place[4], round=place[3], anchor=anchor)
+    *_, header = _read_fields("read where a message comes from", message, HEADER_NBYTES)
+    return header
 
 
 def open_message(message: Tensor, expected: Header, *, body_nbytes: int) -> Tensor:
@@ -125,10 +111,11 @@ def open_message(message: Tensor, expected: Header, *, body_nbytes: int) -> Tens
     """
     whose = f"use the message of worker {expected.sender} for round {expected.round}"
     nbytes = HEADER_NBYTES + body_nbytes
-    version, codec, body_checksum, place, anchor = _read_fields(whose, message, nbytes)
+    version, codec, body_checksum, found = _read_fields(whose, message, nbytes)
     body = message[HEADER_NBYTES:nbytes]
     arrived = zlib.crc32(body.cpu().contiguous().numpy().data) if version == 1 else checksum(body)
-    places = zip(Header._fields, expected, place, strict=False)
+    # Without anchor and codec, which have errors of their own.
+    places = zip(Header._fields[:6], expected, found, strict=False)
     _check(
         whose,
         (
@@ -141,10 +128,11 @@ def open_message(message: Tensor, expected: Header, *, body_nbytes: int) -> Tens
         (len(message) >= nbytes, f"it has {len(message)} bytes of {nbytes}"),
         (body_checksum == arrived, "its body does not match its checksum"),
     )
-    if anchor != expected.anchor:
+    if found.anchor != expected.anchor:
         raise MismatchError(
             f"{whose}: replicas have drifted",
-            because=f"its outer parameters have digest {anchor.hex()}, not {expected.anchor.hex()}",
+            because=f"its outer parameters have digest {found.anchor.hex()}, not "
+            f"{expected.anchor.hex()}",
             do="resume all workers from one checkpoint; report it if the weights were not changed "
             "from outside",
         )
@@ -176,10 +164,8 @@ def examine(message: Tensor, expected: Header, *, body_nbytes: int) -> Rejection
     return None
 
 
-def _read_fields(
-    whose: str, message: Tensor, nbytes: int
-) -> tuple[int, bytes, int, tuple[int, ...], bytes]:
-    """Version, codec, checksum of the body, places as in `Header`, and anchor of `message`.
+def _read_fields(whose: str, message: Tensor, nbytes: int) -> tuple[int, bytes, int, Header]:
+    """Version, digest of the codec, checksum of the body, and header of `message`.
 
     Args:
         whose: what it is read for, for the error message.
@@ -203,7 +189,7 @@ def _read_fields(
         (size == HEADER_NBYTES, f"its header has {size} bytes, not {HEADER_NBYTES}"),
         (is_whole, "its header does not match its checksum"),
     )
-    return version, codec, body_checksum, (*place, elements), anchor
+    return version, codec, body_checksum, Header._make((*place, elements, anchor, ""))
 
 
 def _codec_digest(id: str) -> bytes:

@@ -1,4 +1,6 @@
-"""Checks before a trainer of another library trains a worker."""
+"""What trainers of other libraries that train a worker have in common."""
+
+from contextlib import ExitStack
 
 from thinwire.elastic.transport import Elastic
 from thinwire.errors import check
@@ -53,3 +55,9 @@ def check_same_step(outer: OuterLoop, trainer_step: int) -> None:
         "without the other",
         do="resume from a checkpoint that has the outer state, or start both from the beginning",
     )
+
+
+def begin_evaluation(evaluation: ExitStack, outer: OuterLoop) -> None:
+    """Evaluate the outer parameters until `evaluation` is closed, or this is called again."""
+    evaluation.close()  # a trainer may announce an evaluation twice
+    evaluation.enter_context(outer.evaluating())

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 
 from thinwire.errors import CheckpointError, ConfigurationError, check
-from thinwire.integrations.launch import check_apart, check_same_step, logged
+from thinwire.integrations.launch import begin_evaluation, check_apart, check_same_step, logged
 from thinwire.integrations.schedule import FollowedSchedule
 from thinwire.method import Method
 from thinwire.outer_loop import OuterLoop
@@ -124,7 +124,7 @@ class LightningCallback(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the outer parameters into the module."""
         if self._outer is not None and not trainer.sanity_checking:
-            self._begin_evaluation()
+            begin_evaluation(self._evaluation, self.outer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the local weights back."""
@@ -133,11 +133,7 @@ class LightningCallback(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Exchange what was trained since the last round; leave the outer parameters in place."""
         self.outer.flush()
-        self._begin_evaluation()
-
-    def _begin_evaluation(self) -> None:
-        self._evaluation.close()
-        self._evaluation.enter_context(self.outer.evaluating())
+        begin_evaluation(self._evaluation, self.outer)
 
     def _follow(self, trainer: Trainer) -> None:
         moved = self.outer.inner_step - trainer.global_step

@@ -7,7 +7,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from thinwire.errors import check
 from thinwire.fragments import Whole
-from thinwire.integrations.launch import check_apart, check_same_step, logged
+from thinwire.integrations.launch import begin_evaluation, check_apart, check_same_step, logged
 from thinwire.integrations.schedule import FollowedSchedule
 from thinwire.live_weights import with_hooks
 from thinwire.outer_loop import OuterLoop
@@ -92,7 +92,7 @@ class TransformersCallback(TrainerCallback):
             self.outer.flush()
             self._follow(state, self.outer.inner_step)
         if control.should_evaluate:
-            self._begin_evaluation()
+            begin_evaluation(self._evaluation, self.outer)
 
     on_epoch_end = on_step_end
 
@@ -106,12 +106,7 @@ class TransformersCallback(TrainerCallback):
             # A worker that was put back, and has no further epoch, does not end the others' run.
             if not self.outer.is_elastic:
                 self.outer.flush()
-            self._begin_evaluation()
-
-    def _begin_evaluation(self) -> None:
-        # Trainer may announce an evaluation twice.
-        self._evaluation.close()
-        self._evaluation.enter_context(self.outer.evaluating())
+            begin_evaluation(self._evaluation, self.outer)
 
     def _follow(self, state: TrainerState, step: int) -> None:
         moved = step - state.global_step
@@ -163,9 +158,8 @@ class TransformersCallback(TrainerCallback):
 
     def _evaluates_what_it_saves(self, args: TrainingArguments) -> bool:
         method = self.outer.method
-        is_plain = method.overlap.steps(sync_every=method.sync_every) == 0 and isinstance(
-            method.fragments, Whole
-        )
+        is_late = method.overlap.steps(sync_every=method.sync_every) > 0
+        is_plain = isinstance(method.fragments, Whole) and not is_late
         by_steps = args.eval_strategy == "steps" and args.eval_steps is not None
         return is_plain and by_steps and int(args.eval_steps or 1) % method.sync_every == 0
 

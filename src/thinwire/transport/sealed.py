@@ -80,14 +80,11 @@ class Sealed(WrappedTransport):
             take = {sender: nbytes + SEAL_NBYTES for sender, nbytes in post.take.items()}
             answer = yield sealed._replace(take=take)
             to = _TO_ALL if is_to_all else self.rank
-            opened: dict[int, Tensor] = {}
-            for sender, theirs in answer.items():
-                if sender != self.rank:
-                    found = self._sealer.open(theirs, place(sender, to))
-                    if found is None:
-                        raise not_opened(tag, sender)
-                    opened[sender] = found
-            return opened
+            return {
+                sender: must_open(self._sealer.open(theirs, place(sender, to)), tag, sender)
+                for sender, theirs in answer.items()
+                if sender != self.rank
+            }
 
         return self._inner.run(wrapped(posts, carry), tag)
 
@@ -98,9 +95,7 @@ class Sealed(WrappedTransport):
         for rank, theirs in self._inner.announce(sealed.numpy().tobytes(), tag).items():
             if rank != self.rank:
                 found = self._sealer.open(bytes_tensor(theirs), place(rank, _TO_ALL))
-                if found is None:
-                    raise not_opened(tag, rank)
-                cards[rank] = found.numpy().tobytes()
+                cards[rank] = must_open(found, tag, rank).numpy().tobytes()
         return cards
 
     def _place(self, tag: RoundTag, number: int, kind: str, sender: int, to: int) -> bytes:
@@ -119,12 +114,18 @@ def sealed_by_default(transport: Transport) -> Transport:
     return Sealed(transport, find_token())
 
 
-def not_opened(tag: RoundTag, worker: int) -> ExchangeError:
-    """The error of a payload that does not open."""
-    return ExchangeError(
-        f"use what worker {worker} sent for {tag}",
-        because="it does not open: it was sealed with another token or for another round, or "
-        "changed on its way",
-        do="set THINWIRE_TOKEN to the same on all workers; if it is, find out what changes "
-        "messages between them",
-    )
+def must_open(payload: Tensor | None, tag: RoundTag, worker: int) -> Tensor:
+    """What `worker` sent, opened.
+
+    Raises:
+        ExchangeError: `payload` is None: it did not open.
+    """
+    if payload is None:
+        raise ExchangeError(
+            f"use what worker {worker} sent for {tag}",
+            because="it does not open: it was sealed with another token or for another round, or "
+            "changed on its way",
+            do="set THINWIRE_TOKEN to the same on all workers; if it is, find out what changes "
+            "messages between them",
+        )
+    return payload
