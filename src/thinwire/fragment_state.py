@@ -390,7 +390,6 @@ class FragmentBuilder:
 
     def context(self, fragment: Fragment, workers: int, rank: int) -> ExchangeContext:
         """The arguments of an exchange of `fragment`."""
-        own_anchors = self.method.outer.has_own_anchors
         return ExchangeContext(
             codec=self.method.codec,
             feedback=self.method.feedback,
@@ -401,9 +400,7 @@ class FragmentBuilder:
             rank=rank,
             storage=self.storage,
             drops_bad_messages=not self._is_fixed,
-            has_own_anchors=own_anchors,
-            # Weights are sent then, which are equal before anything was trained.
-            warns_of_same_work=not own_anchors,
+            has_own_anchors=self.method.outer.has_own_anchors,
         )
 
 

@@ -40,11 +40,14 @@ def k_for_density(density: float) -> int:
     return k
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _KOfEach(GroupedCodec):
     """k of every 4096 numbers."""
 
-    k: int
-    values: Values
+    k: int = 64
+    values: Values = field(default_factory=SignLevels)
+    groups: Grouping = field(default_factory=Chunks)
+    transform: Transform | None = field(default=None, metadata={"describe_default": False})
 
     def __post_init__(self) -> None:
         check_whole(f"k, the numbers sent of every {CHUNK},", self.k, most=CHUNK)
@@ -88,11 +91,6 @@ class TopK(_KOfEach):
     >>> 8 * TopK(k=64).nbytes(4096) / 4096
     0.1640625
     """
-
-    k: int = 64
-    values: Values = field(default_factory=SignLevels)
-    groups: Grouping = field(default_factory=Chunks)
-    transform: Transform | None = field(default=None, metadata={"describe_default": False})
 
     def __post_init__(self) -> None:
         _KOfEach.__post_init__(self)
@@ -232,11 +230,7 @@ class RandomK(_KOfEach):
     20
     """
 
-    k: int = 64
     seed: int = 0
-    values: Values = field(default_factory=SignLevels)
-    groups: Grouping = field(default_factory=Chunks)
-    transform: Transform | None = field(default=None, metadata={"describe_default": False})
 
     def __post_init__(self) -> None:
         _KOfEach.__post_init__(self)

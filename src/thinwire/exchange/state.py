@@ -29,7 +29,6 @@ from thinwire.codecs import BoundCodec, Codec
 from thinwire.errors import (
     LossyReduceScatterWarning,
     NonFiniteError,
-    RoundDiscarded,
     SameWorkWarning,
     check,
     check_whole,
@@ -45,7 +44,7 @@ from thinwire.exchange.message import (
 )
 from thinwire.feedback import Feedback, FeedbackState, NoFeedback
 from thinwire.fragments.layout import Layout
-from thinwire.rejection import Kind, Rejection, check_round_counts
+from thinwire.rejection import Kind, Rejection, check_round_counts, discarded
 from thinwire.storage import StatePlacement
 from thinwire.transport import Post, Posts, RoundTag
 from thinwire.transport.base import Received, SharedAnswer, attempt
@@ -70,7 +69,7 @@ class ExchangeContext:
         drops_bad_messages: leave out bad messages; the transport must give all workers the same
             bytes. Otherwise a bad message is an error.
         has_own_anchors: the anchors differ between workers, so messages have no digest of them.
-        warns_of_same_work: warn if all workers send the same in the first round.
+            Without, warn if all workers send the same in the first round.
     """
 
     codec: Codec
@@ -83,7 +82,6 @@ class ExchangeContext:
     storage: StatePlacement
     drops_bad_messages: bool = False
     has_own_anchors: bool = False
-    warns_of_same_work: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -379,7 +377,8 @@ class ExchangeState:
         # A lone worker sends its message to no other, so the message needs no header.
         self._alone = workers == 1
         self._drops = context.drops_bad_messages and not self._alone
-        self._compares, self._is_same = context.warns_of_same_work, False
+        # With own anchors weights are sent, which are equal before anything was trained.
+        self._compares, self._is_same = not context.has_own_anchors, False
 
     # -- messages ----------------------------------------------------------------------------------
 
@@ -748,13 +747,8 @@ class _OwnerFeedback:
     ) -> None:
         """Encode `mean` and keep the error, for an exchange that began with `before`."""
         with self._lock:
-            check(
-                before is self.before,
-                "combine a shard",
-                because="its round was cancelled meanwhile",
-                do="nothing: the next round sends it again",
-                kind=RoundDiscarded,
-            )
+            if before is not self.before:
+                raise discarded("a shard", "its round was cancelled meanwhile")
             self.before.append(self.state_dict(now=True))
             self._feedback.encode_to(out, mean, codec, round=round)
 

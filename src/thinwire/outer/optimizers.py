@@ -299,8 +299,7 @@ class DelayedNesterov(ElementwiseOptimizer):
     c: float = 0.0
 
     def __post_init__(self) -> None:
-        check_range("the outer lr", self.lr, most=LARGEST_RATE)
-        check_range("the outer momentum", self.momentum, below=1)
+        SGD(lr=self.lr, momentum=self.momentum)  # refuses what is out of range
         check_whole("every, the arrivals per step of the momentum,", self.every)
         # N arrivals take the whole momentum at most.
         check_range(f"c with every={self.every}", self.c, most=1 / self.every)

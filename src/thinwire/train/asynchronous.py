@@ -119,8 +119,7 @@ class AsyncRun:
         Returns:
             writes a checkpoint.
         """
-        keep = self._config.periods.keep_checkpoints
-        save = _resume(self._folder.path, parts, self.server.describe(), keep)
+        save = _resume(self._folder.path, parts, self.server.describe(), self._config)
         self._folder.open(self._config.describe())
         self._folder.note_data(self.data.fingerprint)
         self._folder.cut_metrics(self.step)
@@ -202,13 +201,14 @@ def is_due(before: int, now: int, every: int) -> bool:
 
 
 def _resume(
-    out: Path, parts: Sequence[Any], described: Mapping[str, str], keep: int
+    out: Path, parts: Sequence[Any], described: Mapping[str, str], config: TrainConfig
 ) -> Callable[[], None]:
     """Load the newest checkpoint in `out` of what has a state; returns what writes the next one.
 
     Raises:
         MismatchError: it is of another run. CheckpointError: it is damaged.
     """
+    keep = config.periods.keep_checkpoints
     files = Checkpoints(out / "checkpoints", worker=0, ranks=1, keep=keep)
     newest = max(files.steps(), default=0)
     if newest:
@@ -357,5 +357,4 @@ def work(
         return
     with locked(out):
         described = trainee.outer.describe() | {"worker": str(number)}
-        keep = config.periods.keep_checkpoints
-        client.run(train, _resume(out, [trainee, client], described, keep))
+        client.run(train, _resume(out, [trainee, client], described, config))
