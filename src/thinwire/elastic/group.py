@@ -341,10 +341,8 @@ class StoreGroup:
     ) -> Tensor:
         """What worker `lost` would have sent, by what all `posted` under `base`; empty if that does
         not follow."""
-        swap, nbytes = (
-            self._swap(tag, base, posted, lost)._replace(parts={}),
-            posted.to[lost].numel(),
-        )
+        swap = self._swap(tag, base, posted, lost)._replace(parts={})
+        nbytes = posted.to[lost].numel()
         found = await self._swapped(roll, swap, nbytes)
         theirs = posted._replace(take=dict.fromkeys(found, nbytes))
         try:

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from thinwire.errors import ConfigurationError, ExchangeError
-from thinwire.transport.address import split_address
+from thinwire.transport.address import address_text, split_address
 
 Record: TypeAlias = Mapping[str, Any]
 
@@ -106,8 +106,7 @@ def serve_metrics(look: Callable[[], Record], where: str) -> Generator[str]:
             "free port",
         ) from error
     try:
-        shown = f"[{host}]" if ":" in host else host
-        yield f"http://{shown}:{server.server_port}/metrics"
+        yield f"http://{address_text(host, server.server_port)}/metrics"
     finally:
         server.shutdown()
         server.server_close()

@@ -64,9 +64,8 @@ NotePlanned: TypeAlias = Callable[[Sequence[tuple[PlannedRun, RunStatus]]], None
 """Receives the runs to carry out next, with their status before any of them begins."""
 
 
-def no_observer(run: PlannedRun) -> Observer:
-    """An observer that ignores the records of `run`."""
-    del run
+def no_observer(_: PlannedRun) -> Observer:
+    """An observer that ignores the records of a run."""
     return Observer()
 
 

@@ -282,7 +282,6 @@ class Transport(ABC):
 
     def close(self) -> None:
         """Leave the others, for good. By default nothing is done."""
-        return
 
 
 class WrappedTransport(Transport):

@@ -53,7 +53,6 @@ class Collectives:
 
     def start(self, post: Post, step: int) -> Wait:
         """Return a function that issues the collective and waits for it."""
-        del step
         return lambda: self._carry(post)
 
     def _carry(self, post: Post) -> Received:

@@ -73,16 +73,12 @@ class GlooMessages:
     def start(self, post: Post, step: int) -> Wait:
         """Send one payload for all along a ring; other payloads directly."""
         assert step < _MOST_STEPS, "a tag has room for three posts of an exchange"
-        copies = {id(p): HostCopy(p) for p in post.to.values() if p.is_cuda}
-        if not copies:
-            return self._carry(post.changed(lambda p: p.cpu().contiguous()), step)
-
-        def host(payload: Tensor) -> Tensor:
-            return copies[id(payload)].read() if id(payload) in copies else payload
-
+        if not any(payload.is_cuda for payload in post.to.values()):
+            return self._carry(post.changed(lambda payload: payload.cpu().contiguous()), step)
+        copies = {id(payload): HostCopy(payload) for payload in post.to.values()}
         # The waiting thread sends once the copies have arrived. Messages have tags, so later posts
         # may be sent before.
-        return lambda: self._carry(post.changed(host), step)()
+        return lambda: self._carry(post.changed(lambda payload: copies[id(payload)].read()), step)()
 
     def _carry(self, post: Post, step: int) -> Wait:
         if post.is_to_all(self._world_size):

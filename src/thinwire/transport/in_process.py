@@ -76,7 +76,6 @@ class _InProcess(Transport):
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
-        del tag
         # Workers that share a thread are built in turn, so this cannot wait for the others.
         with self.arrived:
             self.announced[self.rank] = card

@@ -51,14 +51,6 @@ def _maxima(x, groups):
 
 
 @compiled
-def _count(bits, t):
-    c = _I(0)
-    for i in range(len(bits)):
-        c += _I(bits[i] >= t)
-    return c
-
-
-@compiled
 def _cut(bits, k, most, slack):
     """A threshold that k to k + slack of `bits` reach.
 
@@ -69,7 +61,9 @@ def _cut(bits, k, most, slack):
     while low < high:
         if t <= low:
             t = _I(high - ((high - low) >> _I(1)))
-        c = _count(bits, t)
+        c = _I(0)
+        for i in range(len(bits)):
+            c += _I(bits[i] >= t)
         if k <= c <= k + slack:
             return t
         if c >= k:
