@@ -29,7 +29,7 @@ TRAIN_S, REQUEST_S, AT_ONCE, RATE_BYTES_PER_S = 1000.0, 0.05, 16, 1e9 / 8
 LOST_PER_HOUR, DAY_S = 0.01, 86400.0
 SNAPSHOT_NBYTES, EGRESS_PER_GB = 8, 0.09
 PUT_NBYTES, PART_NBYTES, PARTS = 5 << 30, 64 << 20, 10_000
-PUTS_PER_S, NAME_NBYTES, REPORT_NBYTES = 3500, 16, 800
+PUTS_PER_S = 3500
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 EXCHANGES = {"gather": Gather(), "reduce-scatter": ReduceScatter()}
 
@@ -75,7 +75,6 @@ def row(exchange: str, workers: int, parameters: int) -> dict[str, Any]:
         "lost_in_a_day": round(24 * LOST_PER_HOUR * workers),
         "healed_s": round(healed_s),
         "utilisation": round((1 - healing) * TRAIN_S / round_s, 3),
-        "read_by_who_writes_the_roll": workers * (NAME_NBYTES + REPORT_NBYTES),
         "signs_of_life_per_s": round(signs_per_s, 1),
         "dollars_a_day_for_requests": round(cost / 10**6, 2),
         "dollars_a_day_for_egress": round(EGRESS_PER_GB * left / 10**9),

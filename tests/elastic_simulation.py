@@ -99,8 +99,6 @@ class Setup:
     Args:
         late: share of the messages of each worker's last rank that are sent late.
         late_s: by how much, at most.
-        trains_again: whether a worker that is put back after its training takes those steps again,
-            or leaves.
     """
 
     seed: int
@@ -120,7 +118,6 @@ class Setup:
     late: float = 0.0
     late_s: float = 0.0
     is_sealed: bool = False
-    trains_again: bool = True
     faults: Sequence[Fault] = ()
     has_put_if_absent: bool = True
 
@@ -328,11 +325,7 @@ class Worker:
             self.send_for(plan.phase)
             self.plan = replace(plan, joins=False)
             await self.finish()
-        is_over = None
-        while self.step < setup.steps or not (is_over := await self.flush()):
-            if is_over is not None and not setup.trains_again:
-                await self.leave()
-                return "left"
+        while self.step < setup.steps or not await self.flush():
             if not self.index:
                 self.checks.reads(self)
             # Its ranks train in collectives.

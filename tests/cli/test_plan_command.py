@@ -48,9 +48,9 @@ def test_what_a_store_charges_is_planned(capsys) -> None:
     (fixed,), (row,) = (
         planned(capsys, *PLAN, *prices, *run, *more)["methods"] for more in ((), ("--elastic",))
     )
-    assert row["meeting_puts_per_round"] == workers + 3
+    assert row["meeting_puts_per_round"] == workers + 2
     assert row["meeting_gets_per_round"] == 2 * (workers - 1)
-    meeting = ((workers + 3) * 4.5 + 2 * (workers - 1) * 0.36) / 1e6
+    meeting = ((workers + 2) * 4.5 + 2 * (workers - 1) * 0.36) / 1e6
     round_s = row["step_s"] * row["sync_every_steps"]
     signs = math.ceil(workers * round_s / SIGN_OF_LIFE_S) * 4.5 / 1e6
     cost_per_round = fixed["cost_per_round"] + meeting + signs

@@ -54,8 +54,8 @@ def test_metrics_are_served_until_it_is_interrupted(place: str, monkeypatch, cap
 def test_a_narrow_terminal_folds_names_and_cuts_no_number() -> None:
     measured = WorkerMetrics(loss=-1e9, tokens_per_s=1e9, sent_bytes=10**12, wait_s=9e4)
     name = "a worker with a name of 30 let"
-    newest = roll(f"{name}:1", metrics={f"{name}:1": measured.describe()})
-    out = shown(of_bucket(newest), 80)
+    found = of_bucket(roll(f"{name}:1"), metrics={f"{name}:1": measured})
+    out = shown(found, 80)
     assert max(map(len, out.splitlines())) <= 80
     for text in ("worker", "30 let", "-1e+09", "1B", "1 TB", "1.04 d", "trains"):
         assert text in out
@@ -63,7 +63,7 @@ def test_a_narrow_terminal_folds_names_and_cuts_no_number() -> None:
 
 # What is shown of a run over an object store, as far as its newest roll tells.
 AT = Progress(version=7, step=35, digest="ab", dealt=14)
-METRICS = {"loss": 2.65432, "tokens_per_s": 12345.6, "sent_bytes": 106_000_000, "wait_s": 99.0}
+METRICS = WorkerMetrics(loss=2.65432, tokens_per_s=12345.6, sent_bytes=106_000_000, wait_s=99.0)
 
 
 def roll(*names: str, **changes) -> View:
@@ -76,9 +76,10 @@ def call(name: str, **changes) -> WorkerReport:
 
 
 def of_bucket(
-    newest: View | None, *calls: WorkerReport, age_s: float | None = 90.0
+    newest: View | None, *calls: WorkerReport, age_s: float | None = 90.0, **known
 ) -> BucketStatus:
-    return BucketStatus(roll=newest, roll_age_s=None if newest is None else age_s, calls=calls)
+    age_s = None if newest is None else age_s
+    return BucketStatus(roll=newest, roll_age_s=age_s, calls=calls, **known)
 
 
 def shown(status: BucketStatus, width: int = 120) -> str:
@@ -98,7 +99,7 @@ def states(found: BucketStatus) -> str:
 
 
 def test_workers_that_train_are_shown_with_what_they_measured_and_their_last_sign_of_life() -> None:
-    found = of_bucket(roll("a[red]:1", "b:1", metrics={"a[red]:1": METRICS}))
+    found = of_bucket(roll("a[red]:1", "b:1"), metrics={"a[red]:1": METRICS})
     page = words(found)
     assert "run r in s3://x: roll 9, written 1.5 min ago; 2 workers" in page
     assert "the run is under way: outer step 7, inner step 35, 14 data shares dealt" in page
@@ -120,7 +121,7 @@ def test_what_a_roll_does_not_tell_is_unknown_and_snapshots_have_an_outer_step()
 
 
 AHEAD = Progress(version=8, step=40, digest="cd")
-FURTHER = call("b:2", position=AHEAD, metrics={"loss": 1.5})
+FURTHER = call("b:2", position=AHEAD)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,8 @@ FURTHER = call("b:2", position=AHEAD, metrics={"loss": 1.5})
 def test_a_call_says_more_than_the_roll_before_it(found: BucketStatus, expected: str) -> None:
     assert states(found).endswith(expected)
     if FURTHER in found.calls:
-        assert "b 8 40 1.5 - - - - - waits for the next round" in words(found)
+        measured = replace(found, metrics={"b:2": WorkerMetrics(loss=1.5)})
+        assert "b 8 40 1.5 - - - - - waits for the next round" in words(measured)
 
 
 def test_a_run_that_has_not_begun_or_is_over_is_said_to_be() -> None:
@@ -146,7 +148,8 @@ def test_a_run_that_has_not_begun_or_is_over_is_said_to_be() -> None:
     assert "run r in s3://x: 1 worker; no round has begun" in page
     assert bucket_page(of_bucket(None), "r").record["run"] is None
     # Over, it has the workers of its last round.
-    last = View(number=10, names=(), phase="done", position=AT, metrics={"a:1": METRICS, "b:1": {}})
-    assert "the run is over: outer step 7" in words(of_bucket(last))
-    assert states(of_bucket(last)) == "a finished; b finished"
-    assert bucket_page(of_bucket(last), "r").record["run"]["over"]
+    last = View(number=10, names=(), phase="done", position=AT)
+    found = of_bucket(last, metrics={"a:1": METRICS, "b:1": WorkerMetrics()})
+    assert "the run is over: outer step 7" in words(found)
+    assert states(found) == "a finished; b finished"
+    assert bucket_page(found, "r").record["run"]["over"]

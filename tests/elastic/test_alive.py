@@ -7,6 +7,7 @@ from thinwire.elastic.alive import LostWorkers, give_signs
 from thinwire.elastic.run_objects import RunObjects
 from thinwire.elastic.timeouts import Timeouts
 from thinwire.errors import ExchangeError
+from thinwire.membership import WorkerMetrics
 from thinwire.transport import object_store
 from thinwire.transport.object_store import ObjectStore
 
@@ -25,7 +26,7 @@ def test_a_worker_is_lost_once_its_signs_end_and_one_that_gave_none_too(monkeypa
         found: list[set[str]] = []
         for _ in range(tenths):
             for name in living:
-                await objects.put_sign_of_life(name, clock_s[0] + 1)
+                await objects.put_sign_of_life(name, WorkerMetrics(), clock_s[0] + 1)
             clock_s[0] += 0.1
             found.append(await lost.among(["a", "b", "c"]))
         return found
@@ -50,7 +51,7 @@ def test_a_store_that_refuses_signs_ends_nothing(caplog) -> None:
     objects.store.replace = refuse  # type: ignore[method-assign]
 
     async def watch() -> None:
-        task = asyncio.ensure_future(give_signs(objects, "a", 0.3))
+        task = asyncio.ensure_future(give_signs(objects, "a", 0.3, WorkerMetrics))
         await asyncio.sleep(0.15)
         assert not task.done()
         task.cancel()

@@ -9,6 +9,7 @@ import pytest
 from elastic_simulation import Fault, Setup, Violation, play
 from thinwire.elastic.group import StoreGroup
 from thinwire.transport.object_store import ObjectStore
+from virtual_time import StoreFaults
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -32,15 +33,6 @@ def test_whatever_happens_workers_agree_and_end(first: int, after: int) -> None:
 @pytest.mark.parametrize("seed", [389, 567, 589, 1577, 500_014, 1_000_803, 1_001_325, 2_110_331])
 def test_a_schedule_that_once_failed(seed: int) -> None:
     assert failures([seed]) == {}
-
-
-@pytest.mark.parametrize("trains_again", [True, False])
-def test_a_worker_that_is_put_back_after_its_training(trains_again: bool) -> None:
-    simulation, error = play(2_110_331, trace=True, trains_again=trains_again)
-    assert error is None
-    assert simulation.struck["put back"] > 0
-    ends = {line.split()[-1] for line in simulation.lines if not line.endswith(("}", ")"))}
-    assert ("left" in ends) != trains_again
 
 
 def test_a_checkpoint_of_an_earlier_roll_goes_on_where_that_roll_began() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import json
 import time
 from collections import Counter
 from dataclasses import replace
@@ -84,17 +83,12 @@ def test_a_roll_has_a_name_of_each_worker_and_nothing_else(many) -> None:
     names = 3 * FEW * len('"w00:00000001", ')
     short, raw = run_of(2).objects("roll/00000003"), many.objects("roll/00000003")
     assert len(*raw.values()) < len(*short.values()) + names
-    (roll,), (metrics,) = (
-        map(json.loads, each.values()) for each in (raw, many.objects("metrics"))
-    )
-    assert roll["metrics"] == {}
-    assert metrics.keys() == set(roll["names"])
 
 
-def test_one_worker_reads_the_reports_and_polls_for_none_of_them(many) -> None:
+def test_one_worker_lists_the_reports_and_reads_none_that_says_what_its_own_does(many) -> None:
     rolls, others = len(many.checks.rolls), 3 * FEW - 1
-    # Before the first roll, too; and in the last wait for a few, their reports are polled for.
-    assert many.asked["get_async", "call"] < rolls * others * 1.5
+    # Before the first roll all are read.
+    assert others <= many.asked["get_async", "call"] < others + rolls
     assert many.asked["list", "call"] < rolls * others
 
 

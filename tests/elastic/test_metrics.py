@@ -34,9 +34,10 @@ def record_of(*names: str, age_s: float | None = 61.25, **metrics: WorkerMetrics
         phase="round",
         position=Progress(version=7, step=35, digest="d1ge5t", dealt=14),
         state=NewestState(version=4, roll=5, writer=names[0] if names else ""),
-        metrics={f"{who}:n0nce": each.describe() for who, each in metrics.items()},
     )
-    return dict(bucket_page(BucketStatus(roll=view, roll_age_s=age_s, calls=()), "r").record)
+    told = {f"{who}:n0nce": each for who, each in metrics.items()}
+    status = BucketStatus(roll=view, roll_age_s=age_s, calls=(), metrics=told)
+    return dict(bucket_page(status, "r").record)
 
 
 def text_of(look) -> str:

@@ -19,7 +19,7 @@ from thinwire.elastic.roll import (
     read_as,
     text_of,
 )
-from thinwire.membership import Progress, WorkerMetrics
+from thinwire.membership import Progress
 
 LARGEST = 1000
 
@@ -73,16 +73,13 @@ def test_what_lies_in_a_store_since_before_is_read_and_written_the_same() -> Non
     at = '"position": {"version": 3, "step": 30, "digest": "ab", "dealt": 4, "over": false}'
     state = '{"version": -1, "roll": 0, "writer": ""}'
     call = f'{{"name": "a:1", "phase": "round", {at}, "lacks": false, "leaves": false, '
-    call += f'"round_s": 1.5, "settled": false, "state": {state}, "metrics": {{"sent_bytes": 7}}, '
-    call += '"rounds": []}'
+    call += f'"round_s": 1.5, "settled": false, "state": {state}, "rounds": []}}'
     roll = f'{{"number": 4, "names": ["a:1"], "phase": "round", {at}, "new": [], "behind": [], '
     roll += '"lacking": [], "rounds": [{"version": 3, "place": "x", "nbytes": 5, "facts": '
     roll += f'[{{"kinds": {{"1": "clipped"}}}}]}}], "state": {state}, "next_state": {state}, '
-    roll += '"log_nbytes": 9, "round_s": null, "metrics": {"a:1": {"loss": NaN}}}'
+    roll += '"log_nbytes": 9, "round_s": null}'
     assert text_of(read_as(WorkerReport, call)) == call
     assert text_of(read_as(View, roll)) == roll
-    told = read_as(WorkerReport, call.replace("7", 'NaN, "loss": 2.5')).metrics
-    assert WorkerMetrics.read(told) == WorkerMetrics(loss=2.5)
 
 
 def test_the_first_roll_has_those_that_the_most_began_alike() -> None:
@@ -196,7 +193,7 @@ def test_the_phase_is_the_latest_of_all_and_the_step_is_its(a, b, phase, new) ->
 
 
 def test_when_all_is_exchanged_the_run_is_done() -> None:
-    before = first("a", "b", position=at(1), metrics={"a:1": {"loss": 1.0}})
+    before = first("a", "b", position=at(1))
     last = [call("a", 2, phase="last", settled=True), call("b", 1, phase="join")]
     roll = written(before, *last)
     assert roll.is_over

@@ -113,7 +113,33 @@ def test_a_call_is_replaced_and_forgotten(store) -> None:
         do(run.put_call(1, each, soon()))
     assert do(run.calls([run.call_key(1, "a:1")], soon())) == [leaving]
     for _ in range(2):
-        do(run.forget_call(1, "a:1"))
+        do(run.forget_calls())
+    assert names_in(store) == []
+
+
+@pytest.mark.parametrize("token", [None, SECRET], ids=["open", "sealed"])
+def test_a_marked_name_tells_what_a_report_says_and_a_later_report_has_none(token, store) -> None:
+    run = objects(store, token)
+    others = [run, *(objects(store, token) for _ in "bc")]
+    said = [call("a:1"), replace(call("b:1"), round_s=3.0), replace(call("c:1"), lacks=True)]
+    for each, own in zip(said, others, strict=True):
+        do(own.put_call(1, each, soon(), is_of_many=True))
+    keys = do(run.call_keys(1, soon()))
+    alike = run.alike(1, said[:1], ["b:1", "c:1"])
+    assert [alike.get(key) for key in keys] == [None, call("b:1"), None]
+    assert do(run.calls(keys, soon())) == said
+    # Of another token, roll or worker it is another name.
+    other = objects(store, "another secret of many characters")
+    known = (
+        other.alike(1, said, ["a:1"]),
+        run.alike(2, said, ["a:1"]),
+        run.alike(1, said, ["d:1"]),
+    )
+    assert not {*keys} & {key for each in known for key in each}
+    do(others[2].put_call(1, call("c:1"), soon()))
+    assert do(run.calls(do(run.call_keys(1, soon())), soon())) == [*said[:2], call("c:1")]
+    for own in others:
+        do(own.forget_calls())
     assert names_in(store) == []
 
 

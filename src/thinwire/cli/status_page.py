@@ -81,23 +81,22 @@ def bucket_page(status: BucketStatus, what: str) -> StatusPage:
     calls = {identity_of(call.name): call for call in status.calls}
     names: dict[str, str] = {}
     if roll is not None:
-        present = roll.metrics if roll.is_over else (*roll.lacking, *roll.names)
+        present = status.metrics if roll.is_over else (*roll.lacking, *roll.names)
         names = {identity_of(name): name for name in present}
     is_awaited = any(not call.leaves for call in status.calls)
     workers: list[dict[str, Any]] = []
     for identity in sorted({*names, *calls}):
         name, call = names.get(identity), calls.get(identity)
-        position, reported = None, {}
+        position, process = None, (name if call is None else call.name) or ""
         if call is not None:
-            position, reported = call.position, call.metrics
+            position = call.position
         elif roll is not None and name is not None:
             position = None if name in (*roll.lacking, *roll.behind) else roll.position
-            reported = roll.metrics.get(name, {})
-        age_s = status.signs_s.get((name if call is None else call.name) or "")
+        age_s = status.signs_s.get(process)
         worker = {
             "identity": identity,
             "position": None if position is None else asdict(position),
-            "metrics": WorkerMetrics.read(reported).describe(),
+            "metrics": status.metrics.get(process, WorkerMetrics()).describe(),
             "age_s": None if age_s is None else max(0.0, age_s),  # clocks may differ
             "state": _worker_state(name, call, roll, is_awaited=is_awaited),
         }

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
 from thinwire.elastic.run_objects import RunObjects
 from thinwire.errors import ThinwireError
+from thinwire.membership import WorkerMetrics
 from thinwire.transport.object_store import now_s, together
 
 _LOG = logging.getLogger(__name__)
@@ -69,17 +70,20 @@ class LostWorkers:
         return {name for name, sign in known.items() if now - sign.since_s >= self._after_s}
 
 
-async def give_signs(objects: RunObjects, name: str, after_s: float) -> None:
+async def give_signs(
+    objects: RunObjects, name: str, after_s: float, measured: Callable[[], WorkerMetrics]
+) -> None:
     """Overwrite the sign of life of `name` until this is cancelled.
 
     Args:
         objects: of the run.
         name: of this worker.
         after_s: after which the others take it for lost.
+        measured: returns what it measured, which its signs tell.
     """
     while True:
         try:
-            await objects.put_sign_of_life(name, now_s() + after_s)
+            await objects.put_sign_of_life(name, measured(), now_s() + after_s)
         except ThinwireError as error:
             _LOG.info("the others may take this worker for lost: %s", error)
         await asyncio.sleep(after_s / PER_LOSS)

@@ -102,7 +102,6 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         round_s: the usual length of a round; None before one was measured.
         settled: all inner steps are in the outer parameters: there is nothing to exchange.
         state: the newest snapshot that it knows of.
-        metrics: what it measured so far, as `WorkerMetrics` describes it.
         rounds: outer steps since the last roll, which lead to `position`.
 
     >>> position = Progress(version=3, step=30, digest="ab")
@@ -119,7 +118,6 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     round_s: float | None = None
     settled: bool = False
     state: NewestState = _NO_STATE
-    metrics: Mapping[str, Any] = {}
     rounds: tuple[LoggedRound, ...] = ()
 
 
@@ -140,7 +138,6 @@ class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             its writer is "" while none is needed.
         log_nbytes: of all messages since the newest snapshot.
         round_s: the usual length of a round, for workers that have measured none.
-        metrics: of the workers, by name; another object has them.
 
     >>> roll = View(number=1, names=("a:1",), phase="join", position=Progress(
     ...     version=0, step=0, digest="ab"))
@@ -160,7 +157,6 @@ class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     next_state: NewestState = _NO_STATE
     log_nbytes: int = 0
     round_s: float | None = None
-    metrics: Mapping[str, Mapping[str, Any]] = {}
 
     @property
     def is_over(self) -> bool:
@@ -252,7 +248,6 @@ def next_roll(
         state=state,
         log_nbytes=log_nbytes,
         round_s=statistics.median(measured) if measured else before and before.round_s,
-        metrics={call.name: call.metrics for call in members},
     )
     return msgspec.structs.replace(roll, next_state=_next_state(roll, before, largest_log))
 

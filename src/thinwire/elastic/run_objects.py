@@ -2,10 +2,9 @@
 
     RUN/about                                          what must be the same on all workers
     RUN/process/IDENTITY/NUMBER                        one for each start of a worker
-    RUN/call/ROLL/WORKER                               a worker's report before a roll
+    RUN/call/ROLL/WORKER[.MARK]                        a worker's report before a roll
     RUN/roll/ROLL                                      the workers of the rounds after it
-    RUN/metrics                                        what all workers measured, for `status`
-    RUN/alive/WORKER                                   overwritten while it trains
+    RUN/alive/WORKER                                   what it measured; overwritten as it trains
     RUN/message/ROLL/FRAGMENT/ROUND/STEP/RANK          what a worker sends; empty counts as lost
     RUN/state/VERSION/WORKER/PART                      a snapshot, complete once it has its `end`
 
@@ -38,6 +37,7 @@ from thinwire.elastic.roll import NewestState, View, WorkerReport, read_as, text
 from thinwire.errors import MismatchError
 from thinwire.files import check_run_name, replace_file
 from thinwire.handshake import check_same
+from thinwire.membership import WorkerMetrics
 from thinwire.security.token import Token
 from thinwire.transport.base import RoundTag
 from thinwire.transport.object_store import ObjectStore, now_s, together
@@ -114,6 +114,7 @@ class RunObjects:
         self._ranks, self._about_key = ranks, f"{run}/about" + (f".{index}" if index else "")
         self.sealed = SealedObjects(store, token, run, workers=workers)
         self._cache = cache and cache / (self.shard or ".")
+        self._calls = list[str]()  # this worker's that are there
 
     def until_s(self) -> float:
         """Deadline of a request that begins now, by the clock of the event loop."""
@@ -176,19 +177,7 @@ class RunObjects:
 
     async def put_roll(self, roll: View, until_s: float) -> bool:
         """Write a roll, unless there is one of its number; returns whether it is now this one."""
-        # Every worker reads the roll, and none needs the metrics of the others.
-        short = msgspec.structs.replace(roll, metrics={})
-        key, metrics = f"{self.run}/metrics", text_of(roll.metrics).encode()
-        is_written, _ = await together(
-            self.put_decided(self.roll_key(roll.number), text_of(short).encode(), until_s),
-            together() if roll.is_over else self.replace(key, metrics, until_s),
-        )
-        return is_written
-
-    async def with_metrics(self, roll: View, until_s: float) -> View:
-        """`roll` with the newest metrics of the workers."""
-        metrics = await self.read(dict[str, dict[str, Any]], f"{self.run}/metrics", until_s)
-        return msgspec.structs.replace(roll, metrics=metrics or {})
+        return await self.put_decided(self.roll_key(roll.number), text_of(roll).encode(), until_s)
 
     async def newest_roll(self, after: int, until_s: float) -> int:
         """The number of the last roll there is, from `after` on."""
@@ -198,22 +187,55 @@ class RunObjects:
         found = await self.store.sizes(prefix, until_s, after=self.roll_key(after))
         return max([after, *_numbers(found, prefix)])
 
-    async def put_call(self, number: int, call: WorkerReport, until_s: float) -> None:
-        """Write the report `call` before roll `number`, in place of an earlier one."""
-        await self.replace(self.call_key(number, call.name), text_of(call).encode(), until_s)
+    async def put_call(
+        self, number: int, call: WorkerReport, until_s: float, *, is_of_many: bool = False
+    ) -> None:
+        """Write the report `call` before roll `number`.
+
+        Args:
+            number: of the roll.
+            call: the report.
+            until_s: deadline, by the clock of the event loop.
+            is_of_many: its name tells what it says, so that of many that are alike one is read.
+                The worker's second one before a roll has a plain name, and so replaces the first.
+        """
+        key = self.call_key(number, call.name)
+        if is_of_many and not self._calls:
+            (key,) = self.alike(number, [call], [call.name])
+        self._calls.append(key)
+        await self.replace(key, text_of(call).encode(), until_s)
 
     async def call_keys(self, number: int, until_s: float) -> list[str]:
         """Names of all reports before roll `number`, in their order."""
-        return list(await self.store.sizes(f"{self.run}/call/{number:08}/", until_s))
+        found = await self.store.sizes(f"{self.run}/call/{number:08}/", until_s)
+        return [key for key in found if key == unmarked(key) or unmarked(key) not in found]
+
+    def alike(
+        self, number: int, calls: Sequence[WorkerReport], names: Sequence[str]
+    ) -> dict[str, WorkerReport]:
+        """Reports of workers `names` that say what one of `calls` does, by their marked names.
+
+        With a token nobody else can make such a name. The length of a round is not compared.
+        """
+        found = dict[str, WorkerReport]()
+        nameless = (msgspec.structs.replace(call, name="", round_s=None) for call in calls)
+        for text, call in {text_of(call): call for call in nameless}.items():
+            for name in names:
+                key = self.call_key(number, name)
+                key = f"{key}.{self.sealed.mark(key, text)}"
+                found[key] = msgspec.structs.replace(call, name=name)
+        return found
 
     async def calls(self, keys: Sequence[str], until_s: float) -> list[WorkerReport]:
         """The reports `keys`, as far as they are there."""
         found = await together(*(self._call(key, until_s) for key in keys))
         return [call for call in found if call is not None]
 
-    async def forget_call(self, number: int, name: str) -> None:
-        """Delete the report of worker `name` before roll `number`, which exists by now."""
-        await self.store.delete([self.call_key(number, name)])
+    async def forget_calls(self) -> None:
+        """Delete the reports that were written here, before rolls that exist by now."""
+        old, self._calls = self._calls, []
+        if old:
+            await self.store.delete(old)
 
     async def _call(self, key: str, until_s: float) -> WorkerReport | None:
         try:
@@ -222,7 +244,7 @@ class RunObjects:
             _LOG.warning("a worker is passed over: %s", error)
             return None
         # One that was copied from another worker's place is none.
-        is_own = call is not None and key.endswith(f"/{name_part(call.name)}")
+        is_own = call is not None and unmarked(key).endswith(f"/{name_part(call.name)}")
         return call if is_own else None
 
     def roll_key(self, number: int) -> str:
@@ -235,10 +257,10 @@ class RunObjects:
 
     # -- signs of life -----------------------------------------------------------------------------
 
-    async def put_sign_of_life(self, name: str, until_s: float) -> None:
-        """Overwrite that of worker `name`; it is not counted among the requests."""
-        another = bytes_tensor(secrets.token_bytes(8))
-        await self.sealed.replace(self._alive_key(name), another, until_s)
+    async def put_sign_of_life(self, name: str, metrics: WorkerMetrics, until_s: float) -> None:
+        """Overwrite that of worker `name`, with what it measured; not counted as a put."""
+        sign = text_of({**metrics.describe(), "sign": secrets.token_hex(8)})
+        await self.replace(self._alive_key(name), sign.encode(), until_s)
         self.store.requests.puts -= 1
         self.store.requests.alive += 1
 
@@ -246,6 +268,11 @@ class RunObjects:
         """Tag of that of worker `name`, and when it was written; None if it has given none."""
         self.store.requests.alive += 1
         return await self.store.stamp(self._alive_key(name), until_s)
+
+    async def metrics(self, name: str, until_s: float) -> WorkerMetrics:
+        """What worker `name` measured, by its last sign of life."""
+        told = await self.read(dict[str, Any], self._alive_key(name), until_s)
+        return WorkerMetrics.read(told or {})
 
     def _alive_key(self, name: str) -> str:
         return f"{self.run}/alive/{name_part(name)}"
@@ -390,6 +417,16 @@ class RunObjects:
 
     def _state_base(self, state: NewestState, shard: str) -> str:
         return f"{self.run}/state/{state.version:012}/{name_part(state.writer)}{shard}"
+
+
+def unmarked(key: str) -> str:
+    """Name of a report without the mark that tells what it says.
+
+    >>> unmarked("a.run/call/00000001/a-1234abcd.0a1b")
+    'a.run/call/00000001/a-1234abcd'
+    """
+    place, _, name = key.rpartition("/")
+    return f"{place}/{name.partition('.')[0]}"
 
 
 def _numbers(keys: Iterable[str], prefix: str) -> list[int]:

@@ -28,6 +28,7 @@ from thinwire.elastic.roll import (
     leading_to,
     next_roll,
 )
+from thinwire.elastic.run_objects import unmarked
 from thinwire.elastic.shard import Leg, Shard
 from thinwire.elastic.timeouts import ElasticOptions
 from thinwire.elastic.worker_ranks import on_all_ranks
@@ -57,7 +58,7 @@ class Session:
 
     Attributes:
         names: of the workers of the round, in rank order.
-        metrics: measured by this worker; part of its next report.
+        metrics: measured by this worker; part of its signs of life.
     """
 
     def __init__(
@@ -153,11 +154,12 @@ class Session:
         objects = self._objects
         if self._living is None:
             self._living = asyncio.ensure_future(
-                give_signs(objects, self.name, self._timeouts.floor_s)
+                give_signs(objects, self.name, self._timeouts.floor_s, lambda: self.metrics)
             )
-        meeting = _Meeting(self._turn_s(), began_s)
+        call = self._call(phase)
+        meeting = _Meeting(self._turn_s(), began_s, call)
         expected_s, absent_s, asked_s = min(self._absent_s, default=0.0), 0.0, 0.0
-        put = objects.put_call(number, self._call(phase), self._objects.until_s())
+        put = objects.put_call(number, call, objects.until_s(), is_of_many=self._are_many())
         roll, _ = await together(self._ask(number, meeting), put)
         while roll is None:
             if meeting.has_turn:
@@ -196,7 +198,7 @@ class Session:
         until_s, waited_s = self._objects.until_s(), meeting.waited_s
         objects, missing = self._objects, self._missing(meeting)
         # A store may list an object late, but not after so long.
-        are_many = len(missing) > FEW and waited_s < self._patience_s()
+        are_many = self._are_many() and waited_s < self._patience_s()
         # Now and then all are listed: a worker that was started again has another name.
         listed: list[str] = []
         if are_many or waited_s >= meeting.listing_s:
@@ -207,9 +209,14 @@ class Session:
             return
         known = {objects.call_key(number, name) for name in (self.name, *meeting.calls)}
         polled = () if are_many else (objects.call_key(number, name) for name in missing)
-        keys = dict.fromkeys([*polled, *listed])
-        calls = await objects.calls([key for key in keys if key not in known], until_s)
-        meeting.calls |= {call.name: call for call in calls}
+        keys = [k for k in dict.fromkeys([*polled, *listed]) if unmarked(k) not in known]
+        said = [meeting.mine]
+        while keys:
+            told = objects.alike(number, said, missing)
+            meeting.calls |= {told[key].name: told[key] for key in keys if key in told}
+            keys = [key for key in keys if key not in told]
+            said, keys = await objects.calls(keys[:FEW], until_s), keys[FEW:]
+            meeting.calls |= {call.name: call for call in said}
 
     def _has_first_turn(self, number: int, meeting: _Meeting, listed: Sequence[str]) -> bool:
         """True if this worker writes the first roll: no other has come for long enough."""
@@ -220,6 +227,9 @@ class Session:
         turn_s += self._turns_s(sum(key < mine for key in listed))
         meeting.listing_s = meeting.last_arrival_s + turn_s
         return meeting.waited_s >= meeting.listing_s
+
+    def _are_many(self) -> bool:
+        return self._roll is not None and len(self._roll.names) > FEW
 
     def _missing(self, meeting: _Meeting) -> list[str]:
         names = () if self._roll is None else self._roll.names
@@ -266,7 +276,6 @@ class Session:
             round_s=self._timeouts.round_s,
             settled=self.shard.state.fully_synced(),
             state=self.shard.written,
-            metrics=self.metrics.describe(),
             rounds=leading_to(self._here.version, list(self._rounds.values()), self._roll),
         )
 
@@ -353,7 +362,7 @@ class Session:
             self._note("arrived", arrived)
         await self._on_all("enter", roll, self.name, changed)
         # No round waits for it.
-        self._forgetting = asyncio.ensure_future(self._objects.forget_call(roll.number, self.name))
+        self._forgetting = asyncio.ensure_future(self._objects.forget_calls())
         return self._plan(roll, changed=changed)
 
     def _plan(self, roll: View, *, changed: bool) -> RoundPlan:
@@ -559,11 +568,13 @@ class Session:
         """Tell the others that this worker leaves; what was written stays."""
         if self._living is not None:
             self._living.cancel()
+        until_s = now_s() + self._timeouts.floor_s
         try:
+            if self._living is not None:
+                await self._objects.put_sign_of_life(self.name, self.metrics, until_s)
             if not self._here.over and not self._has_ended and self._living is not None:
                 # Its last outer step may be in no roll yet, and in nobody else's state.
                 call = msgspec.structs.replace(self._call(Phase.ROUND), leaves=True)
-                until_s = now_s() + self._timeouts.floor_s
                 await self._objects.put_call(self._next_number(), call, until_s)
         except ThinwireError as error:
             _LOG.info("the others will wait for this worker: %s", error)
@@ -584,6 +595,7 @@ class _Meeting:
     Args:
         turn_s: after how long a wait this worker writes the roll.
         began_s: when the wait began.
+        mine: this worker's report.
         listing_s: after how long it lists the reports of workers that it does not know.
         listed: how many workers were, before the first roll.
         last_arrival_s: after how long such a worker came last.
@@ -594,6 +606,7 @@ class _Meeting:
 
     turn_s: float
     began_s: float
+    mine: WorkerReport
     listing_s: float = 0.0
     listed: int = 0
     last_arrival_s: float = 0.0

@@ -49,7 +49,7 @@ T = TypeVar("T")
 _Answer: TypeAlias = "tuple[Snapshot | Replay, concurrent.futures.Future[None]]"
 
 _UNMEASURED_ROUND_S = 60.0  # a round is taken to last so long until one was measured
-_FORMAT: Final = "8"
+_FORMAT: Final = "9"
 _LONGEST_NAME: Final = 200
 _FIXED_TIMEOUT_S: Final = 600.0
 

@@ -13,6 +13,7 @@ from thinwire.elastic.loop_thread import run_to_end
 from thinwire.elastic.roll import View, WorkerReport, latest_calls
 from thinwire.elastic.run_objects import RunObjects
 from thinwire.errors import ConfigurationError
+from thinwire.membership import WorkerMetrics
 from thinwire.security.token import Token
 from thinwire.transport.object_store import ObjectStore, together
 
@@ -28,12 +29,14 @@ class BucketStatus:
         roll_age_s: since it was written, by the store's clock and this machine's.
         calls: reports of workers before the next roll, one for each identity.
         signs_s: age of each worker's last sign of life, by its name.
+        metrics: what each worker measured, by its name: of the last round's, if the run is over.
     """
 
     roll: View | None
     roll_age_s: float | None
     calls: tuple[WorkerReport, ...]
     signs_s: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, WorkerMetrics] = field(default_factory=dict)
 
 
 class BucketWatch:
@@ -74,7 +77,6 @@ class BucketWatch:
         roll, roll_age_s = None, None
         if self._number:
             roll = await objects.roll(self._number, until_s)
-            roll = roll and await objects.with_metrics(roll, until_s)
             stamp = await objects.store.stamp(objects.roll_key(self._number), until_s)
             # Clocks may differ.
             roll_age_s = None if stamp is None else max(0.0, time.time() - stamp[1])
@@ -86,10 +88,19 @@ class BucketWatch:
             raise self._nothing(
                 "nothing of that name is there, or none of it opens with this token"
             )
-        names = {*(() if roll is None else roll.names), *(call.name for call in calls)}
+        last = roll
+        if roll is not None and roll.is_over:
+            last = await objects.roll(self._number - 1, until_s)
+        names = sorted({*(() if last is None else last.names), *(call.name for call in calls)})
         stamps = await together(*(objects.sign_of_life(name, until_s) for name in names))
-        signs_s = {n: time.time() - s[1] for n, s in zip(names, stamps, strict=True) if s}
-        return BucketStatus(roll=roll, roll_age_s=roll_age_s, calls=tuple(calls), signs_s=signs_s)
+        told = await together(*(objects.metrics(name, until_s) for name in names))
+        return BucketStatus(
+            roll=roll,
+            roll_age_s=roll_age_s,
+            calls=tuple(calls),
+            signs_s={n: time.time() - s[1] for n, s in zip(names, stamps, strict=True) if s},
+            metrics=dict(zip(names, told, strict=True)),
+        )
 
     def _nothing(self, because: str) -> ConfigurationError:
         return ConfigurationError(

@@ -48,16 +48,17 @@ class Prices:
 def meeting_requests(workers: int) -> tuple[int, int, int]:
     """Puts, gets and lists of all elastic workers to agree on the members of a round.
 
-    Puts: a report of each worker, the roll, and the metrics of all. Gets: of the reports by the
-    worker that writes the roll, and of the roll by the others. Lists: of reports, by that worker.
+    Puts: a report of each worker, and the roll. Gets: of the roll by the workers that do not write
+    it, and of up to 16 reports by the one that does; of more, their names tell what they say.
+    Lists: of reports, by that worker.
 
     Args:
         workers: all of which are in time.
 
     >>> meeting_requests(4)
-    (6, 6, 1)
+    (5, 6, 1)
     """
-    return workers + 2, 2 * (workers - 1), 1
+    return workers + 1, (workers - 1) * (2 if workers <= 16 else 1), 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

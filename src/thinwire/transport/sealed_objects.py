@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -16,7 +17,7 @@ from thinwire.storage import BufferPool
 from thinwire.transport.base import bytes_tensor as bytes_tensor
 from thinwire.transport.object_store import ObjectStore
 
-_LONGEST_NAME = 24
+_LONGEST_NAME, _MARK_DIGITS = 24, 32
 _READS = 6  # of an object that does not open: a read may be damaged, and the object sound
 
 
@@ -46,6 +47,7 @@ class SealedObjects:
     ) -> None:
         self.store, self._workers = store, workers
         self._sealer = None if token is None else Sealer(token, run)
+        self._name_key = b"" if token is None else token.derive(f"thinwire names 1 {run}")
         self._buffers = BufferPool() if self._sealer is None else self._sealer.buffers
 
     @property
@@ -109,6 +111,13 @@ class SealedObjects:
             if raw is None or (payload is not None and is_sound(payload)):
                 return payload
         return torch.empty(0, dtype=torch.uint8)
+
+    def mark(self, key: str, text: str) -> str:
+        """Ending for the name of object `key` that tells whether it says `text`.
+
+        HMAC-SHA-256 of both: with a token nobody else can make it, or tell what is said.
+        """
+        return hmac.digest(self._name_key, place_of(key, text), "sha256").hex()[:_MARK_DIGITS]
 
     def free_memory(self) -> None:
         """Give up the memory of payloads that were read: more than usual, after a long absence."""
