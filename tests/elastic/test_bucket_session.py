@@ -270,7 +270,11 @@ def test_a_worker_whose_end_comes_second_ends_with_the_digest_of_the_others() ->
 def test_a_worker_that_is_put_back_after_its_last_step_takes_it_again(store) -> None:
     first, other = workers(store, 2, min_workers=1, least_wait_s=0.5, timeout_s=0.5)
     hold = Hold()
-    first.before("replace", lambda key: "/call/00000005/" in key, hold)
+
+    def is_held(key: str) -> bool:
+        return "/call/00000005/" in key or (hold.has_come.is_set() and "/alive/" in key)
+
+    first.before("replace", is_held, hold)
     # It has its last outer step for itself, and the other one begins anew without it.
     first.start(3 * H + 1)
     until(hold.has_come.is_set)

@@ -35,6 +35,29 @@ def test_a_schedule_that_once_failed(seed: int) -> None:
     assert failures([seed]) == {}
 
 
+@pytest.mark.parametrize("killed_s", [0.0, 30.0])
+def test_a_newcomer_waits_for_the_end_of_a_first_round_of_any_length(killed_s: float) -> None:
+    """Nobody knows yet how long a round takes; one that comes in it, or again, waits for it."""
+    faults = [Fault(kind="kill", slot=0, at_s=killed_s, for_s=1.0, back="empty")]
+    simulation, error = play(
+        0,
+        trace=True,
+        **{"starts_s": (0.5, 0.0, 40.0), "rounds": 3, "left_over": 0, "fragments": 1, "ranks": 1},
+        **{"kind": "gather", "min_workers": 1, "train_s": 400.0, "spread": 0.05, "floor_s": 5.0},
+        **{"snapshot_after": 4.0, "checkpoints": 0.0, "late": 0.0},
+        is_sealed=False,
+        store=StoreFaults(latency_s=0.03),
+        faults=faults if killed_s else [],
+    )
+    assert error is None
+    rolls = simulation.checks.rolls
+    assert [(roll.phase, roll.position.version) for roll in rolls] == [
+        *(("join", 0), ("round", 0), ("round", 1), ("round", 2)),
+        ("done", 3),
+    ]
+    assert [len(roll.names) for roll in rolls] == [2, 3, 3, 3, 0]
+
+
 def test_a_checkpoint_of_an_earlier_roll_goes_on_where_that_roll_began() -> None:
     changes = {"kind": "scatter", "fragments": 2, "late": 0.3, "late_s": 20.0, "rounds": 4}
     assert failures([399], ranks=1, train_s=0.5, **changes) == {}

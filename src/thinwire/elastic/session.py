@@ -245,7 +245,9 @@ class Session:
         all_calls = [self._call(phase), *meeting.calls.values()]
         calls = latest_calls(all_calls)
         here = {identity_of(call.name) for call in calls}
-        if not is_late and any(identity_of(name) not in here for name in expected):
+        # However long a round is, a newcomer does not begin another one beside those that live.
+        may = is_late and self.name in names
+        if not may and any(identity_of(name) not in here for name in expected):
             return None
         roll = self._next_roll(calls)
         if roll is None and is_late:
