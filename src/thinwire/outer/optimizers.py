@@ -236,7 +236,9 @@ class ByWorkerCount(OuterOptimizer):
 
     def rule(self, workers: int) -> ElementwiseOptimizer:
         """As `at`, with the buffers of all rows: for a state that other numbers go on with."""
-        return _RowOfTable(table=self, row=self.at(workers))
+        buffers = {tuple(optimizer.buffers(torch.empty(0))) for _, optimizer in self.table}
+        row = self.at(workers)
+        return row if len(buffers) == 1 else _RowOfTable(table=self, row=row)
 
     def bind(self, context: FragmentContext, overlap: Overlap) -> OuterState:
         """An outer state of the row for the workers of `context`."""
