@@ -293,10 +293,11 @@ class LoopState:
     def set_outer_workers(self, workers: int) -> None:
         """Go on with the outer settings for `workers` workers, in the same memory."""
         outer = self._builder.method.outer
-        if isinstance(outer, ByWorkerCount):
+        if isinstance(outer, ByWorkerCount) and workers != self.outer_workers:
+            rule = outer.rule(workers)
             for fragment in self.fragments:
                 assert isinstance(fragment.outer, DelayState)  # of elementwise optimizers
-                fragment.outer.rule = outer.rule(workers)
+                fragment.outer.rule = rule
         self.outer_workers = workers
 
     def set_exchange_workers(self, workers: int, rank: int) -> None:

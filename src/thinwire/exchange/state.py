@@ -69,7 +69,7 @@ class ExchangeContext:
         drops_bad_messages: leave out bad messages; the transport must give all workers the same
             bytes. Otherwise a bad message is an error.
         has_own_anchors: the anchors differ between workers, so messages have no digest of them.
-            Without, warn if all workers send the same in the first round.
+            Otherwise a first round in which all workers send the same is warned of.
     """
 
     codec: Codec
