@@ -3,10 +3,11 @@
 import os
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
-from elastic_simulation import Fault, Setup, Violation, play
+from elastic_simulation import Fault, Setup, Simulation, Violation, play
 from thinwire.elastic.group import StoreGroup
 from thinwire.transport.object_store import ObjectStore
 from virtual_time import StoreFaults
@@ -35,20 +36,21 @@ def test_a_schedule_that_once_failed(seed: int) -> None:
     assert failures([seed]) == {}
 
 
+# Three rounds of workers of one rank, which nothing goes wrong in.
+PLAIN: dict[str, Any] = {
+    **{"rounds": 3, "left_over": 0, "fragments": 1, "ranks": 1, "kind": "gather"},
+    **{"spread": 0.05, "floor_s": 5.0, "snapshot_after": 4.0, "checkpoints": 0.0, "late": 0.0},
+    **{"is_sealed": False, "store": StoreFaults(latency_s=0.03), "faults": []},
+}
+
+
 @pytest.mark.parametrize("killed_s", [0.0, 30.0])
 def test_a_newcomer_waits_for_the_end_of_a_first_round_of_any_length(killed_s: float) -> None:
     """Nobody knows yet how long a round takes; one that comes in it, or again, waits for it."""
     faults = [Fault(kind="kill", slot=0, at_s=killed_s, for_s=1.0, back="empty")]
-    simulation, error = play(
-        0,
-        trace=True,
-        **{"starts_s": (0.5, 0.0, 40.0), "rounds": 3, "left_over": 0, "fragments": 1, "ranks": 1},
-        **{"kind": "gather", "min_workers": 1, "train_s": 400.0, "spread": 0.05, "floor_s": 5.0},
-        **{"snapshot_after": 4.0, "checkpoints": 0.0, "late": 0.0},
-        is_sealed=False,
-        store=StoreFaults(latency_s=0.03),
-        faults=faults if killed_s else [],
-    )
+    changes = {"starts_s": (0.5, 0.0, 40.0), "min_workers": 1, "train_s": 400.0}
+    changes |= {"faults": faults if killed_s else []}
+    simulation, error = play(0, **PLAIN | changes)
     assert error is None
     rolls = simulation.checks.rolls
     assert [(roll.phase, roll.position.version) for roll in rolls] == [
@@ -56,6 +58,31 @@ def test_a_newcomer_waits_for_the_end_of_a_first_round_of_any_length(killed_s: f
         ("done", 3),
     ]
     assert [len(roll.names) for roll in rolls] == [2, 3, 3, 3, 0]
+    assert waits(simulation, "w0") == (["round 0: waits for w1 to end the round"] * (killed_s > 0))
+    assert waits(simulation, "w1") == []
+    assert waits(simulation, "w2") == ["round 0: waits for w0 w1 to end the round"]
+
+
+def waits(simulation: Simulation, identity: str) -> list[str]:
+    shards = [life.ranks[0].shard for life in simulation.lives if life.identity == identity]
+    events = [event for shard in shards for event in shard.events.events]
+    return [str(event) for event in events if event.kind == "waits for"]
+
+
+def test_a_worker_says_that_min_workers_is_what_it_waits_for() -> None:
+    simulation, error = play(3, **PLAIN, starts_s=(0.0, 60.0), min_workers=2, train_s=5.0)
+    assert error is None
+    assert waits(simulation, "w0") == ["round 0: waits for 1 more of min_workers=2"]
+    assert waits(simulation, "w1") == []
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_first_round_waits_for_a_slower_worker_as_long_as_the_others_do(seed: int) -> None:
+    """Of a round of 200 s, 100 s: more than the 20 s that are assumed before one is measured."""
+    changes = {"starts_s": (0.5, 0.0), "train_s": 200.0, "spread": 0.4, "min_workers": 1}
+    simulation, error = play(seed, **PLAIN | changes)
+    assert error is None
+    assert [len(roll.names) for roll in simulation.checks.rolls] == [2, 2, 2, 2, 0]
 
 
 def test_a_checkpoint_of_an_earlier_roll_goes_on_where_that_roll_began() -> None:

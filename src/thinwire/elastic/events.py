@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
 Kind: TypeAlias = Literal[
+    "waits for",  # this worker is in no round yet: others have to come, or to end theirs
     "joined",  # this worker has joined the run
     "arrived",  # another worker has joined
     "left",  # another worker is gone

@@ -79,7 +79,7 @@ class Session:
         self._here = shard.state.progress()
         self._trained_to = 0  # the inner step at which its training ended
         self._is_stale = True  # the run may have gone on without this worker
-        self._lacks = self._has_ended = False
+        self._lacks = self._has_ended = self._has_told = False
         self._forgetting: asyncio.Task[None] | None = None
         # One long wait, as for a worker that was lost, must not make the next one long.
         self._absent_s = deque([0.0] * _REMEMBERED, maxlen=_REMEMBERED)
@@ -99,6 +99,7 @@ class Session:
     async def begin_round(self, phase: Phase) -> RoundPlan:
         """Agree with the others on the next roll, and catch up if this worker is behind."""
         began_s = now_s()
+        self._timeouts.trained(began_s)
         if self._has_ended and self._roll is not None:
             position = self._roll.position
             raise ExchangeError(
@@ -169,6 +170,7 @@ class Session:
             absent_s = asked_s
             if self._lacks and self._roll is not None and await self._has_come(self._roll):
                 return None
+            self._note_wait(meeting)
             self._check_waits_in_vain(meeting)
             await asyncio.sleep(max(pause_s, began_s + expected_s - now_s()))
             pause_s, asked_s = min(_LONGEST_PAUSE_S, _GROWTH * pause_s), now_s() - began_s
@@ -311,6 +313,23 @@ class Session:
             return self._turns_s(identities.index(mine))
         # The others know more than a newcomer does.
         return self._patience_s() + self._turns_s(len(identities))
+
+    def _note_wait(self, meeting: _Meeting) -> None:
+        """Say once what a worker waits for that is in no round yet."""
+        # By then it is known which of the others are lost.
+        is_long = meeting.waited_s >= 1.5 * self._timeouts.floor_s
+        if self._has_told or self._entered is not None or not is_long:
+            return
+        others, why = list[str](), ""
+        if self._roll is not None:
+            mine = identity_of(self.name)
+            others = [name for name in self._roll.names if identity_of(name) != mine]
+            why = "to end the round" if others else ""
+        elif (there := max(1, meeting.listed)) < (needed := self._options.min_workers):
+            why = f"{needed - there} more of min_workers={needed}"
+        if why:
+            self._has_told = True
+            self._note("waits for", others, why=why)
 
     def _check_waits_in_vain(self, meeting: _Meeting) -> None:
         waited_s = meeting.waited_s

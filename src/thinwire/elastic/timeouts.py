@@ -50,12 +50,13 @@ class Timeouts:
         exchange(n) = floor + patience round + 3 max(seconds, n seconds per byte)
 
     over the last 20 exchanges; doubled with each one that times out, until one succeeds. Before any
-    was measured, a link is assumed to carry 1 Mbit/s.
+    was measured, a link is assumed to carry 1 Mbit/s. The first round is as long as this worker
+    trained in it.
 
     Args:
         floor_s: a lost worker is not noticed sooner.
         patience: share of a round for which a slow worker is waited for.
-        unmeasured_s: length of a round that is assumed before one was measured.
+        unmeasured_s: how long one is at least, before a round was measured.
         fixed_s: replaces `exchange`; None derives it.
 
     >>> timeouts = Timeouts(floor_s=5.0, patience=0.5, unmeasured_s=60, fixed_s=None)
@@ -89,6 +90,12 @@ class Timeouts:
         if round_s is None:
             return self._unmeasured_s
         return max(self.floor_s, self._patience * round_s)
+
+    def trained(self, now_s: float) -> None:
+        """Note that this worker trained until now."""
+        if self._round_began_s is not None:
+            so_far_s = self._patience * (now_s - self._round_began_s)
+            self._unmeasured_s = max(self._unmeasured_s, so_far_s)
 
     def exchange(self, nbytes: int) -> float:
         """How long an exchange may take in which `nbytes` reach this worker."""
