@@ -82,14 +82,14 @@ def node(what: str, nbytes: int, token: str) -> None:
     """One of the two processes."""
     sealed = Token(token) if token else None
     store = ObjectStore(WHERE)
-    objects = RunObjects(store, "run", sealed)
+    objects = RunObjects(store, "run", sealed, patience_s=PATIENCE_S)
     print(json.dumps(asyncio.run((write if what == "write" else read)(store, objects, nbytes))))
 
 
 async def write(store: ObjectStore, objects: RunObjects, nbytes: int) -> None:
     """Write a snapshot, and an object of as many bytes."""
     raw = memoryview(os.urandom(nbytes))
-    await objects.put_state([raw], STATE, PATIENCE_S)
+    await objects.put_state([raw], STATE, set())
     await obstore.put_async(store._store, PLAIN, raw)
 
 
@@ -101,7 +101,7 @@ async def read(store: ObjectStore, objects: RunObjects, nbytes: int) -> dict[str
         plain = await (await obstore.get_async(store._store, PLAIN)).bytes_async()
         taken["plain_s"].append(time.perf_counter() - began_s)
         began_s = time.perf_counter()
-        file = await objects.state(STATE, PATIENCE_S, largest=2 * nbytes)
+        file = await objects.state(STATE, largest=2 * nbytes)
         taken["snapshot_s"].append(time.perf_counter() - began_s)
         assert file is not None
         assert len(file) == len(plain) == nbytes

@@ -372,7 +372,6 @@ class Worker:
             apply=self.act,
             events=EventLog(),
             ranks=cast("WorkerRanks", ranks),
-            give_up_s=GIVE_UP_S,
         )
         if ranks.is_first:
             self.session = Session(

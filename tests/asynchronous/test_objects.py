@@ -20,7 +20,7 @@ import thinwire as tw
 from asynchronous_team import AsyncTeam, method
 from forked import Forked
 from processes import ended, until
-from thinwire.asynchronous import Assignment, AsyncOptions, AsyncServer, AsyncWorker
+from thinwire.asynchronous import Assignment, AsyncOptions, AsyncServer, AsyncWorker, objects
 from thinwire.asynchronous.objects import AsyncStoreServer, AsyncStoreWorker, read_status
 from thinwire.elastic.loop_thread import _Loop, run_to_end
 from thinwire.files import replace_file
@@ -430,6 +430,31 @@ def test_a_worker_whose_server_is_silent_ends_in_time(tmp_path) -> None:
         tw.ExchangeTimeout, match=r"the server of run 'a.b' .* was silent for 0.3 s"
     ):
         peer.work()
+
+
+def test_a_server_whose_theta_takes_longer_than_the_patience_is_not_silent(
+    tmp_path, monkeypatch
+) -> None:
+    """A link of 1 Mbit/s takes an hour for theta of 124M parameters."""
+    monkeypatch.setattr(objects, "_BEAT_S", 0.1)
+    monkeypatch.setattr(objects, "_LONGEST_PAUSE_S", 0.1)
+    run = Run(tmp_path, total_steps=4)
+    store = ObjectStore(run.store)
+    replace = store.replace
+
+    async def slow(key: str, payload: memoryview, until_s: float) -> None:
+        await asyncio.sleep(2.0 if "/theta/" in key else 0.0)
+        await replace(key, payload, until_s)
+
+    monkeypatch.setattr(store, "replace", slow)
+    peer = Peer(run)
+    peer.client._objects.patience_s = 1.0
+    server = run.server()
+    serving = beside(partial(run.serve, server, store))
+    peer.work()
+    serving.join()
+    assert server.is_finished
+    assert server.stats.arrivals > 0
 
 
 def test_steps_of_a_lost_worker_go_to_another_one(tmp_path) -> None:

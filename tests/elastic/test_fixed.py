@@ -1,5 +1,6 @@
 """Workers that share an object store: memory, a folder, a real S3 server that makes mistakes."""
 
+import asyncio
 import gc
 import json
 import math
@@ -8,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from forked import Forked
 from meeting_ranks import STEPS
 from processes import ended, fork_worker, promptly, run_workers, until
 from s3_server import Proxy, in_aws, options_of, s3_fixture  # noqa: F401 - the fixture
+from thinwire.elastic import fixed
 from thinwire.elastic.timeouts import ElasticOptions
 from thinwire.elastic.transport import Elastic
 from thinwire.plan.shape import Shape
@@ -249,6 +252,26 @@ def test_a_worker_that_does_not_come_is_named() -> None:
         tw.errors.ExchangeTimeout, match=r"worker 1, 2 of 3 has put nothing.* older checkpoint"
     ):
         loop(transport)
+
+
+def test_a_message_that_takes_longer_than_the_timeout_counts(monkeypatch) -> None:
+    """500 MB over 5 Mbit/s take 13 minutes, and the timeout is 10."""
+    store = memory()
+    transports = team(store, 2, timeout_s=0.5)
+    obstore = transports[0]._objects.store._obstore
+
+    async def slow(real: Any, store: Any, key: str, *args: Any, **how: Any) -> Any:
+        await asyncio.sleep(1.0 if "/x/" in key else 0.0)
+        return await real(store, key, *args, **how)
+
+    for name in ("put_async", "get_async"):
+        monkeypatch.setattr(obstore, name, partial(slow, getattr(obstore, name)))
+    monkeypatch.setattr(fixed, "SLOWEST_BYTES_PER_S", 9 / 2.0)
+    for under_way in [exchange(transport) for transport in transports]:
+        under_way.wait()
+    monkeypatch.setattr(fixed, "SLOWEST_BYTES_PER_S", 1e9)
+    with pytest.raises(tw.errors.ExchangeTimeout):
+        exchange(transports[0], 2).wait()
 
 
 def test_a_rule_that_deletes_too_early_is_found(tmp_path) -> None:

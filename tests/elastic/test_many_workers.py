@@ -114,7 +114,7 @@ def test_a_round_that_is_replayed_has_the_names_that_counted(monkeypatch) -> Non
 
 def test_a_newcomer_goes_on_after_many_dead_workers_within_minutes(monkeypatch) -> None:
     # However long an exchange of theirs may have taken.
-    monkeypatch.setattr(timeouts, "_SLOWEST_BYTES_PER_S", 1e-3)
+    monkeypatch.setattr(timeouts, "SLOWEST_BYTES_PER_S", 1e-3)
     kill = Fault(kind="kill", slot=-1, at_s=50.0, back="never")
     workers = 3 * FEW
     starts_s = [*(0.01 * n for n in range(workers)), 60.0]

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from bucket_workers import SECRET, memory, names_in, obstore, read, write
 from thinwire.elastic import run_objects
 from thinwire.elastic.roll import NewestState, View, WorkerReport, text_of
 from thinwire.elastic.run_objects import RunObjects, absent_message
-from thinwire.errors import MismatchError
+from thinwire.errors import ExchangeError, ExchangeTimeout, MismatchError
 from thinwire.membership import Progress
 from thinwire.security.token import Token
 from thinwire.transport import RoundTag, object_store
@@ -179,13 +180,60 @@ def test_a_request_for_a_large_message_may_take_as_long_as_all_of_them(monkeypat
 def written(store: Any, token: str | None = None, payload: bytes = b"a snapshot") -> str:
     """Write a snapshot; returns the beginning of its names."""
     parts = [memoryview(payload[:3]), memoryview(b""), memoryview(payload[3:])]
-    do(objects(store, token).put_state(parts, STATE, 5))
+    do(objects(store, token).put_state(parts, STATE, set()))
     return names_in(store, "a-run/state/")[0].rpartition("/")[0]
 
 
 def found(store: Any, token: str | None = None, largest: int = LARGEST) -> bytes | None:
-    file = do(objects(store, token).state(STATE, 5, largest=largest))
+    file = do(objects(store, token).state(STATE, largest=largest))
     return None if file is None else bytes(file)
+
+
+def test_a_link_that_takes_longer_for_a_snapshot_than_a_store_is_waited_for(monkeypatch) -> None:
+    """A home's uplink of 2 Mbit/s takes nine minutes for what is sent at a time."""
+    monkeypatch.setattr(run_objects, "_PART_NBYTES", 8)
+    monkeypatch.setattr(run_objects, "SLOWEST_BYTES_PER_S", 10.0)
+    run, payload = objects(memory()), bytes(range(20))
+    run.patience_s = 0.5
+    obstore = run.store._obstore
+
+    async def slow(real: Any, store: Any, key: str, *args: Any, **how: Any) -> Any:
+        await asyncio.sleep(0.0 if key.endswith("/end") else 1.0)
+        return await real(store, key, *args, **how)
+
+    monkeypatch.setattr(obstore, "put_async", partial(slow, obstore.put_async))
+    monkeypatch.setattr(obstore, "get_async", partial(slow, obstore.get_async))
+    put = partial(run.put_state, [memoryview(payload)], STATE)
+    found = partial(run.state, STATE, largest=LARGEST)
+    do(put(set()))
+    assert do(found()) == payload
+    # The control: as if the link were of any speed.
+    monkeypatch.setattr(run_objects, "SLOWEST_BYTES_PER_S", 1e9)
+    for work in (put(set()), found()):
+        with pytest.raises(ExchangeTimeout):
+            do(work)
+
+
+def test_a_snapshot_whose_writing_failed_is_written_on_from_there(monkeypatch) -> None:
+    monkeypatch.setattr(run_objects, "_PART_NBYTES", 8)
+    monkeypatch.setattr(run_objects, "_AT_ONCE", 2)
+    run, payload, put, done = objects(memory()), bytes(range(64)), list[str](), set[str]()
+    real = run.store._obstore.put_async
+
+    async def full(store: Any, key: str, *args: Any, **how: Any) -> Any:
+        put.append(key.rpartition("/")[2])
+        if key.endswith("/00005") and put.count("00005") == 1:
+            raise PermissionError("full")
+        return await real(store, key, *args, **how)
+
+    monkeypatch.setattr(run.store._obstore, "put_async", full)
+    parts = [memoryview(payload)]
+    with pytest.raises(ExchangeError):
+        do(run.put_state(parts, STATE, done))
+    assert {key.rpartition("/")[2] for key in done} == {"00000", "00001", "00002", "00003"}
+    do(run.put_state(parts, STATE, done))
+    assert max(put.count(f"{n:05}") for n in (0, 1, 2, 3, 6, 7)) == 1
+    assert do(run.state(STATE, largest=LARGEST)) == payload
 
 
 @pytest.mark.parametrize("token", [None, SECRET], ids=["open", "sealed"])
@@ -224,7 +272,7 @@ def test_what_was_read_of_a_snapshot_is_not_read_again_after_a_restart(
 
         monkeypatch.setattr(SealedObjects, "get", get)
         run = RunObjects(ObjectStore(store), "a-run", token and Token(token), cache=cache)
-        file = bytes(do(run.state(STATE, 5, largest=LARGEST)))
+        file = bytes(do(run.state(STATE, largest=LARGEST)))
         return file, sum(not key.endswith("/end") for key in asked)
 
     with pytest.raises(ConnectionError):
@@ -284,7 +332,7 @@ def test_the_two_newest_snapshots_are_kept_and_so_is_one_that_is_being_written(s
     run = objects(store)
     for version in (3, 5, 8, 9):
         state = NewestState(version=version, roll=version, writer="a:1")
-        do(run.put_state([memoryview(b"x")], state, 5))
+        do(run.put_state([memoryview(b"x")], state, set()))
     (end_of_nine,) = (key for key in names_in(store) if "0009/" in key and key.endswith("end"))
     obstore.delete(store, end_of_nine)
     do(run.delete_states(soon()))

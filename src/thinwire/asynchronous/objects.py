@@ -12,6 +12,7 @@ decided, and a worker that sends a request again finds its answer.
 """
 
 import asyncio
+import logging
 import math
 import re
 import secrets
@@ -29,7 +30,7 @@ from thinwire.asynchronous.server import AsyncServer
 from thinwire.asynchronous.worker import AsyncWorker
 from thinwire.elastic.loop_thread import run_to_end
 from thinwire.elastic.run_objects import RunObjects
-from thinwire.errors import ExchangeError, ExchangeTimeout, MismatchError, check
+from thinwire.errors import ExchangeError, ExchangeTimeout, MismatchError, ThinwireError, check
 from thinwire.handshake import check_same
 from thinwire.rejection import Rejection, RejectReason
 from thinwire.security.token import Token
@@ -37,6 +38,8 @@ from thinwire.transport.object_store import ObjectStore, now_s, together
 from thinwire.transport.sealed_objects import bytes_tensor
 
 T = TypeVar("T")
+
+_LOG = logging.getLogger(__name__)
 
 _PAUSE_S, _LONGEST_PAUSE_S, _GROWTH, _BEAT_S = 0.02, 1.0, 1.5, 10.0
 _STORE_PATIENCE_S = 600.0  # in which the store may fail before the server ends
@@ -129,7 +132,7 @@ async def _time() -> float:
 
 async def _payload(objects: RunObjects, key: str, nbytes: int) -> Tensor:
     """Payload of an object; empty if it is absent or was not written by this run."""
-    opened = await objects.sealed.get(key, objects.until_s(), nbytes=nbytes)
+    opened = await objects.sealed.get(key, objects.until_s(nbytes), nbytes=nbytes)
     return bytes_tensor(b"") if opened is None else opened
 
 
@@ -171,7 +174,10 @@ class AsyncStoreServer:
             do="pass AsyncOptions(lost_after_s=...), some times what a worker takes at most",
         )
         self._server, self._log = server, log
-        self._objects = _objects(store, run, token, _STORE_PATIENCE_S)
+        self._objects, self._writing = (
+            _objects(store, run, token, _STORE_PATIENCE_S),
+            asyncio.Lock(),
+        )
         self.status = AsyncRunStatus(secrets.token_hex(8), server.total_steps, server.stats)
 
     def run(self, save: Callable[[], object]) -> None:
@@ -187,26 +193,41 @@ class AsyncStoreServer:
         run_to_end(self._run(save))
 
     async def _run(self, save: Callable[[], object]) -> None:
-        await self._begin(save)
-        pause_s, written_s = _PAUSE_S, -math.inf
-        while True:
-            is_busy = await self._handle_requests(save)
-            if is_busy or now_s() - written_s > _BEAT_S:
-                await self._put_status()
-                written_s = now_s()
-            if self._server.is_finished:
-                return
-            pause_s = _PAUSE_S if is_busy else min(_LONGEST_PAUSE_S, _GROWTH * pause_s)
-            await asyncio.sleep(pause_s)
-
-    async def _begin(self, save: Callable[[], object]) -> None:
-        objects, server = self._objects, self._server
+        objects, server, pause_s = self._objects, self._server, _PAUSE_S
         save()  # before `about`, which names what only the checkpoint knows
         own = {"workers": str(server.workers), "writer": self.status.server}
         await objects.check_description(server.describe() | own, "server", objects.until_s())
-        listed = await objects.store.sizes(f"{objects.run}/theta/", objects.until_s())
+        await self._put_status()
+        beating = asyncio.ensure_future(self._beat())
+        try:
+            await self._put_again()
+            while True:
+                is_busy = await self._handle_requests(save)
+                self.status.is_finished = server.is_finished
+                if is_busy or server.is_finished:
+                    await self._put_status()
+                if server.is_finished:
+                    return
+                pause_s = _PAUSE_S if is_busy else min(_LONGEST_PAUSE_S, _GROWTH * pause_s)
+                await asyncio.sleep(pause_s)
+        finally:
+            beating.cancel()
+
+    async def _beat(self) -> None:
+        """Write the status now and then, however long a request or theta takes over the link."""
+        while True:
+            await asyncio.sleep(_BEAT_S)
+            try:
+                await self._put_status()
+            except ThinwireError as error:
+                _LOG.info("workers may take this server for lost: %s", error)
+
+    async def _put_again(self) -> None:
+        """Write what a server that was killed may not have written: theta, and answers."""
+        listed = await self._objects.store.sizes(
+            f"{self._objects.run}/theta/", self._objects.until_s()
+        )
         self._thetas = {int(key.rpartition("/")[2]) for key in listed}
-        # A server that was killed may have written neither these answers nor their theta.
         await self._put_theta()
         last = [(w.answered, w.answer) for w in self.status.workers.values() if w.answered]
         await together(*(self._put_answer(*item) for item in last))
@@ -302,13 +323,15 @@ class AsyncStoreServer:
         self._thetas.add(server.version)
         key = _theta_key(objects, server.version)
         # Not if absent: one that was damaged is healed by a restart of the server.
-        await objects.sealed.replace(key, server.theta_message, objects.until_s())
+        until_s = objects.until_s(server.theta_message.nbytes)
+        await objects.sealed.replace(key, server.theta_message, until_s)
 
     async def _put_status(self) -> None:
-        server, objects = self._server, self._objects
-        self.status.written_s, self.status.is_finished = time.time(), server.is_finished
-        status = msgspec.json.encode(self.status)
-        await objects.replace(f"{objects.run}/status", status, objects.until_s())
+        objects = self._objects
+        async with self._writing:  # or an older one may end up in place of a newer one
+            self.status.written_s = time.time()
+            status = msgspec.json.encode(self.status)
+            await objects.replace(f"{objects.run}/status", status, objects.until_s())
 
     # -- checkpoints -------------------------------------------------------------------------------
 
@@ -412,7 +435,7 @@ class AsyncStoreWorker:
         for _ in range(_TRIES):
             process = f"{worker.rank:05}/{self._process}"
             key = f"{objects.run}/arrival/{process}-{self.number:08}"
-            await objects.sealed.put(key, self._request, objects.until_s())
+            await objects.sealed.put(key, self._request, objects.until_s(self._request.nbytes))
             answer = await self._wait_for(_Answer, _answer_key(key))
             if answer is None or answer.is_finished:
                 return None

@@ -12,7 +12,7 @@ from torch import Tensor
 from thinwire.elastic.alive import LostWorkers
 from thinwire.elastic.group import StoreGroup, Swap
 from thinwire.elastic.run_objects import RunObjects, absent_message
-from thinwire.elastic.timeouts import Timeouts
+from thinwire.elastic.timeouts import SLOWEST_BYTES_PER_S, Timeouts
 from thinwire.errors import ExchangeError, ExchangeTimeout, MismatchError, check
 from thinwire.transport.base import Post, RoundTag, RunningExchange
 from thinwire.transport.object_store import ServiceRequests, now_s
@@ -36,6 +36,13 @@ class _Written(NamedTuple):
     key: str
 
 
+class _FixedTimeouts(Timeouts):
+    """The same for every exchange, and besides what it takes over a link of 1 Mbit/s."""
+
+    def exchange(self, nbytes: int) -> float:
+        return super().exchange(nbytes) + nbytes / SLOWEST_BYTES_PER_S
+
+
 class FixedGroup(StoreGroup):
     """K workers from the beginning to the end.
 
@@ -47,7 +54,8 @@ class FixedGroup(StoreGroup):
         objects: of the run.
         workers: K.
         rank: of this one.
-        timeout_s: for how long another worker is waited for.
+        timeout_s: for how long another worker is waited for, beside what its message takes over a
+            link of 1 Mbit/s.
         keep: latest rounds of each kind of exchange whose messages stay.
     """
 
@@ -55,7 +63,7 @@ class FixedGroup(StoreGroup):
         self, objects: RunObjects, *, workers: int, rank: int, timeout_s: float, keep: int
     ) -> None:
         names = [f"worker {number}" for number in range(workers)]
-        timeouts = Timeouts(floor_s=1, patience=1, unmeasured_s=1, fixed_s=timeout_s)
+        timeouts = _FixedTimeouts(floor_s=1, patience=1, unmeasured_s=1, fixed_s=timeout_s)
         super().__init__(objects, names, rank, timeouts, LostWorkers(objects, 1))
         self._keep = keep
         self._places: dict[str, tuple[int, int]] = {}
@@ -153,10 +161,11 @@ class FixedGroup(StoreGroup):
         self, roll: int, swap: Swap, nbytes: int, present: Sequence[int]
     ) -> dict[int, memoryview]:
         """Raise `ExchangeTimeout`: nobody decides that a message is lost."""
-        store, timeout_s, missing = self._objects.store, self._timeouts.exchange(0), swap.keys
+        store, missing = self._objects.store, swap.keys
+        timeout_s = self._timeouts.exchange(nbytes * len(missing))
         because = (
             f"worker {', '.join(map(str, sorted(missing)))} of {len(self.names)} has put nothing "
-            f"there for {timeout_s:g} s"
+            f"there for {timeout_s:.3g} s"
         )
         do = (
             "see whether it runs; one that was killed may be started again. If this worker resumed "

@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from thinwire.elastic.roll import NewestState, View, WorkerReport, read_as, text_of
+from thinwire.elastic.timeouts import SLOWEST_BYTES_PER_S
 from thinwire.errors import MismatchError
 from thinwire.files import check_run_name, replace_file
 from thinwire.handshake import check_same
@@ -116,9 +117,12 @@ class RunObjects:
         self._cache = cache and cache / (self.shard or ".")
         self._calls = list[str]()  # this worker's that are there
 
-    def until_s(self) -> float:
-        """Deadline of a request that begins now, by the clock of the event loop."""
-        return now_s() + self.patience_s
+    def until_s(self, nbytes: int = 0) -> float:
+        """Deadline of requests that begin now, by the clock of the event loop.
+
+        `nbytes` of them move over a link of 1 Mbit/s in time, whatever the patience is.
+        """
+        return now_s() + self.patience_s + nbytes / SLOWEST_BYTES_PER_S
 
     # -- what the run is ---------------------------------------------------------------------------
 
@@ -311,40 +315,40 @@ class RunObjects:
     # -- snapshots ---------------------------------------------------------------------------------
 
     async def put_state(
-        self, parts: Sequence[memoryview], state: NewestState, timeout_s: float
+        self, parts: Sequence[memoryview], state: NewestState, written: set[str]
     ) -> None:
         """Write a snapshot: parts of a file, and after all of them its end.
 
         Args:
             parts: the file's, one after the other.
             state: which it is.
-            timeout_s: for each 32 MiB.
+            written: names of pieces that are not written again; those that are written are added.
         """
         base = self._state_base(state, self.shard)
         pieces = [p[at : at + _PART_NBYTES] for p in parts for at in range(0, len(p), _PART_NBYTES)]
-        named = [(f"{base}/{n:05}", piece) for n, piece in enumerate(pieces)]
-        for some in (named[n : n + _AT_ONCE] for n in range(0, len(named), _AT_ONCE)):
-            until_s = now_s() + timeout_s
-            await together(*(self.put_decided(key, piece, until_s) for key, piece in some))
+        named = {f"{base}/{n:05}": piece for n, piece in enumerate(pieces)}
+        keys = [key for key in named if key not in written]
+        for some in (keys[n : n + _AT_ONCE] for n in range(0, len(keys), _AT_ONCE)):
+            until_s = self.until_s(sum(len(named[key]) for key in some))
+            await together(*(self.put_decided(key, named[key], until_s) for key in some))
+            written.update(some)
         end = json.dumps({"parts": len(pieces), "nbytes": sum(map(len, parts))}).encode()
-        await self.put_decided(f"{base}/end", end, now_s() + timeout_s)
+        await self.put_decided(f"{base}/end", end, self.until_s())
 
-    async def state(
-        self, state: NewestState, timeout_s: float, *, largest: int
-    ) -> bytearray | None:
+    async def state(self, state: NewestState, *, largest: int) -> bytearray | None:
         """The file of a snapshot; None if it is not there.
 
         One of which a part is gone or damaged, or that is longer than `largest`, is empty.
         """
         base, end = self._state_base(state, self.shard), _End(parts=0, nbytes=-1)
         with suppress(MismatchError):
-            end = await self.read(_End, f"{base}/end", now_s() + timeout_s)
+            end = await self.read(_End, f"{base}/end", self.until_s())
         if end is None or not 0 <= end.nbytes <= largest:
             return None if end is None else bytearray()
         file, at = bytearray(end.nbytes), 0
         keys = [f"{base}/{n:05}" for n in range(end.parts)]
         for some in (keys[n : n + _AT_ONCE] for n in range(0, end.parts, _AT_ONCE)):
-            until_s = now_s() + timeout_s
+            until_s = self.until_s(min(end.nbytes - at, _AT_ONCE * _PART_NBYTES))
             found = await together(*(self._part(key, until_s) for key in some))
             for piece in found:
                 if piece is None or at + len(piece) > end.nbytes:

@@ -18,12 +18,10 @@ from thinwire.elastic.timeouts import Timeouts
 from thinwire.elastic.worker_ranks import WorkerRanks
 from thinwire.errors import ThinwireError
 from thinwire.membership import MALFORMED, Progress, Replay, RoundRecord, SharedState, Snapshot
-from thinwire.transport.object_store import now_s
 
 _LOG = logging.getLogger(__name__)
 
 _HEADROOM_BYTES: Final = 64 << 20
-_SLOWEST_BYTES_PER_S: Final = 125_000
 _LOOK_S: Final = 1.0
 
 Apply: TypeAlias = Callable[[Snapshot | Replay], Awaitable[None]]
@@ -53,7 +51,6 @@ class Shard:
         apply: has the loop of this rank take over a snapshot or replay rounds.
         events: what happens is noted here.
         ranks: of the worker.
-        give_up_s: for how long the store is asked.
 
         lost: finds workers that gave no sign of life; one that an exchange missed is not waited for
             again before the next roll.
@@ -70,7 +67,6 @@ class Shard:
     apply: Apply
     events: EventLog
     ranks: WorkerRanks
-    give_up_s: float
     lost: LostWorkers = field(init=False)
     group: StoreGroup | None = None
     written: NewestState = field(default_factory=NewestState)
@@ -112,8 +108,7 @@ class Shard:
         facts = round.facts[self.ranks.index]
         if not round.place:
             return None
-        # All of them share this worker's link.
-        until_s = now_s() + self.give_up_s + round.nbytes / _SLOWEST_BYTES_PER_S
+        until_s = self.objects.until_s(round.nbytes)
         messages = await self.objects.messages(
             round.place, int(facts["workers"]), until_s, nbytes=round.nbytes
         )
@@ -128,7 +123,7 @@ class Shard:
     async def load(self, newest: NewestState) -> bool | None:
         """Take over a snapshot; None if it is not there, false if it cannot be used."""
         largest = 2 * self.state.shared_nbytes() + _HEADROOM_BYTES
-        file = await self.objects.state(newest, self.give_up_s, largest=largest)
+        file = await self.objects.state(newest, largest=largest)
         if file is None:
             return None
         # Taken over or of no use: either way it is not read again.
@@ -160,7 +155,7 @@ class Shard:
         """Leave, once the snapshot is written that another worker waits for, if any does."""
         self.leave_group()
         if self.writing is not None and self.is_awaited:
-            await asyncio.wait([self.writing], timeout=self.give_up_s)
+            await asyncio.wait([self.writing], timeout=self.objects.patience_s)
 
     def leave_group(self) -> None:
         """Give up what is under way with the other workers."""
@@ -183,16 +178,13 @@ class Shard:
     # -- snapshots ---------------------------------------------------------------------------------
 
     async def _write(self, snapshot: Snapshot, newest: NewestState, *, before: NewestState) -> None:
-        objects, timeout_s = self.objects, self.give_up_s
-        parts, is_there = snapshot_parts(snapshot), False
+        objects, parts, written = self.objects, snapshot_parts(snapshot), set[str]()
         while True:
             try:
-                if not is_there:
-                    await objects.put_state(parts, newest, timeout_s)
-                is_there = True  # and not sent again if the next look fails
+                await objects.put_state(parts, newest, written)
                 if self.ranks.index:
                     return
-                while not await objects.has_state(newest, now_s() + timeout_s):
+                while not await objects.has_state(newest, objects.until_s()):
                     await asyncio.sleep(_LOOK_S)  # the worker's other ranks still write theirs
                 break
             except ThinwireError as error:
@@ -203,8 +195,8 @@ class Shard:
         if before.version < 0:
             return
         try:
-            await objects.delete_states(now_s() + timeout_s)
+            await objects.delete_states(objects.until_s())
             oldest = min(before.roll, newest.roll - KEPT_ROLLS)
-            await objects.delete_messages(oldest, now_s() + timeout_s)
+            await objects.delete_messages(oldest, objects.until_s())
         except ThinwireError as error:
             _LOG.warning("old objects stay where they are: %s", error)

@@ -8,7 +8,8 @@ from thinwire.errors import check
 
 _KEPT = 20
 _SLACK = 3.0
-_SLOWEST_BYTES_PER_S = 125_000  # 1 Mbit/s, until a link has shown what it can do
+SLOWEST_BYTES_PER_S = 125_000
+"""1 Mbit/s, until a link has shown what it can do."""
 _LONGEST_S = 3600.0
 
 
@@ -102,7 +103,7 @@ class Timeouts:
         if self._fixed_s is not None:
             return self._fixed_s
         if not self._exchanges:
-            travel_s = nbytes / _SLOWEST_BYTES_PER_S
+            travel_s = nbytes / SLOWEST_BYTES_PER_S
         else:
             seconds = max(s for _, s in self._exchanges)
             largest = max(n for n, _ in self._exchanges)

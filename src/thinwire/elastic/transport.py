@@ -249,7 +249,6 @@ class Elastic(Transport, Membership):
                 apply=self._apply,
                 events=self.events,
                 ranks=self._ranks,
-                give_up_s=self._options.give_up_s,
             )
             if self._ranks.is_first:
                 self._session = Session(
