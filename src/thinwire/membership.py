@@ -201,6 +201,9 @@ class Membership:
     def log_round(self, record: RoundRecord) -> None:
         """Keep the record of a round that counted, for workers that missed it; by default not."""
 
+    def discard_round(self, why: str) -> None:
+        """Tell people that a round does not count for this worker; by default nobody."""
+
     def may_end(self) -> bool:
         """True if a worker that has nothing left to exchange may end; the default.
 

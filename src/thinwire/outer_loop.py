@@ -352,7 +352,7 @@ class OuterLoop:
             with torch.no_grad():
                 result = self._meter.wait(pending.exchange)
         except RoundDiscarded as discarded:
-            _LOG.info("%s", discarded)
+            self._membership.discard_round(discarded.because)
             with self._state.lock:
                 self._state.cancel_rounds()
             return

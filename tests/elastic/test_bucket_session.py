@@ -34,7 +34,7 @@ from bucket_workers import (
 )
 from processes import free_port, promptly, until
 from s3_server import options_of
-from thinwire.elastic import loop_thread, run_objects, transport
+from thinwire.elastic import loop_thread, run_objects, timeouts, transport
 from thinwire.elastic.loop_thread import LOOK_S, LoopThread
 from thinwire.elastic.roll import identity_of
 from thinwire.elastic.run_objects import RunObjects
@@ -424,6 +424,24 @@ def test_a_store_that_cannot_be_read_for_a_moment_ends_no_snapshots(snapshots, s
     assert len(failed) == 1
     assert len(parts) == len({*parts})  # nothing is uploaded again
     assert rolls(store)[-1]["state"]["version"] > 5
+
+
+@pytest.mark.parametrize("bytes_per_s", [1e9, 10.0])
+def test_a_lone_worker_over_a_slow_link_counts_its_rounds(bytes_per_s, monkeypatch, store) -> None:
+    """What it sends takes longer than another worker would be waited for; 1e9 is the control."""
+    monkeypatch.setattr(timeouts, "SLOWEST_BYTES_PER_S", bytes_per_s)
+    put = list[str]()
+
+    async def slow(key: str) -> None:
+        put.append(key)
+        await asyncio.sleep(2.0 if len(put) < 3 else 0.0)
+
+    (worker,) = workers(store, 1, min_workers=1, least_wait_s=0.2)
+    worker.before("_write", lambda key: "/message/" in key, slow)
+    train([worker], LONG)
+    whys = [event.why for event in worker.events("discarded")]
+    assert bool(whys) == (bytes_per_s > 10.0)
+    assert all("no answer in time" in why for why in whys)
 
 
 def test_a_snapshot_that_is_damaged_is_read_once_and_waited_for_no_longer(snapshots, store) -> None:

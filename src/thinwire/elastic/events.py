@@ -15,7 +15,7 @@ Kind: TypeAlias = Literal[
     "late",  # the others did not wait for this worker
     "healed",  # this worker took over the state of another
     "committed",  # a round counts
-    "discarded",  # a round counts for no worker; its work is sent again
+    "discarded",  # a round does not count here: its work is sent again, or the others count it
     "left out",  # a worker's contribution was not used
     "clipped",  # a worker's contribution was scaled down
     "refused",  # a worker may not take part

@@ -180,6 +180,8 @@ class StoreGroup:
                 post = running.post.changed(lambda payload: payload.cpu().contiguous())
                 received = await self._answered(tag, roll, base, post, last)
                 nbytes += sum(received[sender].nbytes for sender in post.take)
+                sent = {id(payload): payload.nbytes for payload in post.to.values()}
+                nbytes += sum(sent.values())
                 last, step = (base, post), step + 1
                 running.answer(received)
         except (RuntimeError, ValueError, ThinwireError) as error:
@@ -243,7 +245,8 @@ class StoreGroup:
         Where another object is in the place of this worker's, its payload is among them.
         """
         sealed, keys = self._objects.sealed, swap.keys
-        timeout_s = self._timeouts.exchange(nbytes * len(keys))
+        sent_nbytes = sum(payload.nbytes for payload in swap.parts.values())
+        timeout_s = self._timeouts.exchange(sent_nbytes + nbytes * len(keys))
         until_s, length = now_s() + timeout_s, nbytes + sealed.added_nbytes
         coming = self._objects.store.get_all(
             keys,

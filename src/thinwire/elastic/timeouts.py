@@ -99,7 +99,7 @@ class Timeouts:
             self._unmeasured_s = max(self._unmeasured_s, so_far_s)
 
     def exchange(self, nbytes: int) -> float:
-        """How long an exchange may take in which `nbytes` reach this worker."""
+        """How long an exchange may take in which this worker moves `nbytes`, up and down."""
         if self._fixed_s is not None:
             return self._fixed_s
         if not self._exchanges:

@@ -345,6 +345,10 @@ class Elastic(Transport, Membership):
         if self._session is not None:
             self._session.log_round(ranks)
 
+    def discard_round(self, why: str) -> None:
+        """Note the event."""
+        self.events.note("discarded", round=self._state.progress().version, why=why)
+
     def may_end(self) -> bool:
         """False if the others continued without this worker, as far as it knows."""
         return self._may_end
