@@ -174,10 +174,7 @@ class AsyncStoreServer:
             do="pass AsyncOptions(lost_after_s=...), some times what a worker takes at most",
         )
         self._server, self._log = server, log
-        self._objects, self._writing = (
-            _objects(store, run, token, _STORE_PATIENCE_S),
-            asyncio.Lock(),
-        )
+        self._objects = _objects(store, run, token, _STORE_PATIENCE_S)
         self.status = AsyncRunStatus(secrets.token_hex(8), server.total_steps, server.stats)
 
     def run(self, save: Callable[[], object]) -> None:
@@ -194,6 +191,7 @@ class AsyncStoreServer:
 
     async def _run(self, save: Callable[[], object]) -> None:
         objects, server, pause_s = self._objects, self._server, _PAUSE_S
+        self._writing = asyncio.Lock()  # of this event loop: a server may run again
         save()  # before `about`, which names what only the checkpoint knows
         own = {"workers": str(server.workers), "writer": self.status.server}
         await objects.check_description(server.describe() | own, "server", objects.until_s())
@@ -224,9 +222,8 @@ class AsyncStoreServer:
 
     async def _put_again(self) -> None:
         """Write what a server that was killed may not have written: theta, and answers."""
-        listed = await self._objects.store.sizes(
-            f"{self._objects.run}/theta/", self._objects.until_s()
-        )
+        objects = self._objects
+        listed = await objects.store.sizes(f"{objects.run}/theta/", objects.until_s())
         self._thetas = {int(key.rpartition("/")[2]) for key in listed}
         await self._put_theta()
         last = [(w.answered, w.answer) for w in self.status.workers.values() if w.answered]

@@ -347,7 +347,7 @@ class Elastic(Transport, Membership):
 
     def discard_round(self, why: str) -> None:
         """Note the event."""
-        self.events.note("discarded", round=self._state.progress().version, why=why)
+        self.events.note("discarded", round=self._state.version, why=why)
 
     def may_end(self) -> bool:
         """False if the others continued without this worker, as far as it knows."""
