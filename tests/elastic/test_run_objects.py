@@ -5,7 +5,8 @@ import time
 from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from bucket_workers import SECRET, memory, names_in, obstore, read, write
 from thinwire.elastic import run_objects
 from thinwire.elastic.roll import NewestState, View, WorkerReport, text_of
 from thinwire.elastic.run_objects import RunObjects, absent_message
+from thinwire.elastic.shard import Shard
 from thinwire.errors import ExchangeError, ExchangeTimeout, MismatchError
 from thinwire.membership import Progress
 from thinwire.security.token import Token
@@ -212,6 +214,26 @@ def test_a_link_that_takes_longer_for_a_snapshot_than_a_store_is_waited_for(monk
     for work in (put(set()), found()):
         with pytest.raises(ExchangeTimeout):
             do(work)
+
+
+@pytest.mark.parametrize(("bytes_per_s", "is_written"), [(10.0, True), (1e9, False)])
+def test_who_leaves_waits_as_long_as_the_snapshot_takes_that_another_needs(
+    bytes_per_s, is_written, monkeypatch
+) -> None:
+    monkeypatch.setattr(run_objects, "SLOWEST_BYTES_PER_S", bytes_per_s)
+    run = objects(memory())
+    run.patience_s = 0.1
+    given = {"state": SimpleNamespace(shared_nbytes=lambda: 40)}
+    given |= {"timeouts": SimpleNamespace(floor_s=1.0)}
+    given |= dict.fromkeys(("apply", "events", "ranks"))
+    shard = Shard(objects=run, **cast("Any", given))
+
+    async def leaves() -> bool:
+        shard.writing, shard.is_awaited = asyncio.ensure_future(asyncio.sleep(1.0)), True
+        await shard.close()
+        return shard.writing.done()
+
+    assert do(leaves()) == is_written
 
 
 def test_a_snapshot_whose_writing_failed_is_written_on_from_there(monkeypatch) -> None:

@@ -165,7 +165,7 @@ class FixedGroup(StoreGroup):
         timeout_s = self._timeouts.exchange(nbytes * len(missing))
         because = (
             f"worker {', '.join(map(str, sorted(missing)))} of {len(self.names)} has put nothing "
-            f"there for {timeout_s:.3g} s"
+            f"there for {timeout_s:,.1f} s"
         )
         do = (
             "see whether it runs; one that was killed may be started again. If this worker resumed "

@@ -190,7 +190,9 @@ class StoreGroup:
                 await self._withdraw(f"{place}/{late}/{self.rank:05}{self._objects.shard}")
             if isinstance(error, RoundDiscarded):
                 raise
-            raise discarded(tag, str(error)) from error
+            is_told = isinstance(error, ThinwireError)  # what to do is what `discarded` says
+            why = f"cannot {error.cannot}: {error.because}" if is_told else str(error)
+            raise discarded(tag, why) from error
         if self._missed == missed:
             # Otherwise it is the wait for a worker, not the speed of the store.
             self._timeouts.exchanged(nbytes, seconds=now_s() - began_s)

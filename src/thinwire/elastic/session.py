@@ -413,7 +413,7 @@ class Session:
 
     async def _wait_for_snapshot(self, roll: View) -> bool:
         """Wait for the snapshot that was being written for this worker when the run ended."""
-        until_s = self._objects.until_s()
+        until_s = self._objects.until_s(self.shard.state.shared_nbytes())
         while self.name in roll.lacking and self._may_come(roll) and now_s() < until_s:
             if await self._has_come(roll):
                 return True

@@ -18,6 +18,7 @@ from thinwire.elastic.timeouts import Timeouts
 from thinwire.elastic.worker_ranks import WorkerRanks
 from thinwire.errors import ThinwireError
 from thinwire.membership import MALFORMED, Progress, Replay, RoundRecord, SharedState, Snapshot
+from thinwire.transport.object_store import now_s
 
 _LOG = logging.getLogger(__name__)
 
@@ -155,7 +156,8 @@ class Shard:
         """Leave, once the snapshot is written that another worker waits for, if any does."""
         self.leave_group()
         if self.writing is not None and self.is_awaited:
-            await asyncio.wait([self.writing], timeout=self.objects.patience_s)
+            left_s = self.objects.until_s(self.state.shared_nbytes()) - now_s()
+            await asyncio.wait([self.writing], timeout=left_s)
 
     def leave_group(self) -> None:
         """Give up what is under way with the other workers."""
