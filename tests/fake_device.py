@@ -43,7 +43,10 @@ _READS = {
     *("is_nonzero", "_local_scalar_dense"),
 }
 # What may have tensors of two devices, and what looks at no number.
-_OF_TWO = ("copy_", "__setitem__", "__set__", "_foreach_copy_", "view_as")
+_OF_TWO = {
+    *("copy_", "__setitem__", "__set__", "_foreach_copy_", "view_as"),
+    "_has_compatible_shallow_copy_type",
+}
 _ASKS = {
     *("dim", "size", "stride", "numel", "data_ptr", "untyped_storage", "storage_offset", "__len__"),
     *("is_contiguous", "element_size", "requires_grad_", "detach", "view", "view_as", "reshape"),
@@ -206,11 +209,21 @@ class FakeDevice(TorchFunctionMode):
             assert not early, f"given away while another stream is at work on it: {early}"
 
     def to_device(self, module: nn.Module) -> nn.Module:
-        """Have the parameters of `module` lie there, with their gradients."""
-        for parameter in module.parameters():
-            self._hold(parameter)
-            if parameter.grad is not None:
+        """Have the parameters and buffers of `module` lie there, and gradients that come."""
+        self.hold(*module.parameters(), *module.buffers())
+        self.hold(*(p.grad for p in module.parameters() if p.grad is not None))
+        return self.hold_gradients(module)
+
+    def hold_gradients(self, module: nn.Module) -> nn.Module:
+        """Have gradients that come lie where their parameters do, as autograd has it."""
+
+        def hold(parameter: Tensor) -> None:
+            if self._is_held(parameter):
                 self._hold(parameter.grad)
+
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(hold)
         return module
 
     def hold(self, *tensors: Tensor) -> None:
@@ -233,6 +246,8 @@ class FakeDevice(TorchFunctionMode):
         of = getattr(func, "__self__", None)
         if name == "__get__" and isinstance(of, property | type(Tensor.device)):
             return self._attribute(of, func, args, kwargs)
+        if name == "_parse_to":  # of nn.Module.to(), which then calls the tensors'
+            return func(*args, **kwargs)
         target, is_pinned = _device_in(args, kwargs), kwargs.pop("pin_memory", False)
         args, kwargs = tree_map(_on_host, args), tree_map(_on_host, kwargs)
         if name in ("cpu", "to"):

@@ -81,6 +81,25 @@ def test_no_copy_races_with_a_round_of_a_method(name: str) -> None:
     assert there == Pair(method, None, None).train(2 * steps).digests()
 
 
+@pytest.mark.slow_cases(but=("muloco:bits=2-None", "diloco-cpu", "streaming_diloco-None"))
+@pytest.mark.parametrize("outer", [None, "cpu"])
+@pytest.mark.parametrize("name", METHODS)
+def test_rounds_follow_a_model_that_is_moved(name: str, outer: str | None) -> None:
+    """Trainers do that after the outer loop was built; here there have been rounds."""
+    method, steps = METHODS[name], 2 * METHODS[name].sync_every
+    with FakeDevice() as fake:
+        pair = Pair(method, None, outer).train(steps)
+        list(map(fake.to_device, pair.models))
+        if any(each.pending for loop in pair.loops for each in loop._state.fragments):
+            with pytest.raises(tw.ConfigurationError, match="from 'cpu' to 'cuda:0'; because the"):
+                pair.train(1)
+            return
+        there = pair.train(steps, first=steps).digests()
+        ledgers = [loop._storage.ledger for loop in pair.loops]
+        assert outer is None or not any(ledger.device_bytes for ledger in ledgers)
+    assert there == Pair(method, None, None).train(2 * steps).digests()
+
+
 class Noisy(Player):
     """An elastic worker whose training needs no data, which would lie on the host."""
 
@@ -180,9 +199,7 @@ class OnDevice(Ranks):
         self._fake = fake
 
     def place(self, model: nn.Module, device: torch.device) -> None:
-        self._fake.to_device(model).apply(lambda part: self._fake.hold(*part.buffers()))
-        for parameter in model.parameters():
-            parameter.register_post_accumulate_grad_hook(lambda p: self._fake.hold(p.grad))
+        self._fake.to_device(model)
 
 
 def trained(folder: Path, fake: FakeDevice | None) -> tuple[str, set[str]]:

@@ -309,6 +309,28 @@ class LoopState:
             fragment.replace_exchange(state)
         self._exchange_rank = workers, rank
 
+    def move(self, device: torch.device) -> None:
+        """Follow the model to `device`.
+
+        Raises:
+            ConfigurationError: a round is under way.
+        """
+        storage = self._builder.storage
+        check(
+            not any(fragment.pending for fragment in self.fragments),
+            f"follow the model from {str(storage.device)!r} to {str(device)!r}",
+            because="the messages of a round under way were made for the first",
+            do="move the model before you build or load the outer loop",
+        )
+        storage.move(device)
+        for fragment in self.fragments:
+            held = fragment.exchange.state_dict()
+            # Sizes of batches, and kernels, depend on the device.
+            fragment.exchange = self._builder.exchange_state(
+                fragment.fragment, *self._exchange_rank
+            )
+            fragment.exchange.load_state_dict(held)
+
 
 def record_of(
     state: LoopState,

@@ -105,7 +105,8 @@ class OuterLoop:
     steps of the (last) optimizer itself, and exchanges what is left at the end of the block.
 
     Args:
-        model: of this worker; all workers start from the same weights.
+        model: of this worker; all workers start from the same weights. It may be moved to another
+            device later, unless a round is under way.
         optimizer: of the model, or a list of optimizers, in the order in which they are stepped.
         method: how the workers train together.
         connect: address of the run, as `tw.connect` takes it; default the environment variable
@@ -379,9 +380,11 @@ class OuterLoop:
         ]
 
     def _note_peak(self, fragments: Sequence[FragmentState]) -> None:
-        sizes = [fragment.exchange.sizes for fragment in fragments]
-        own_bytes = -(-sum(size.sent_nbytes for size in sizes) // self._parts)
-        own_bytes += self._transport.added_nbytes * sum(size.sent_count for size in sizes)
+        nbytes = count = 0
+        for fragment in fragments:
+            nbytes += fragment.exchange.sizes.sent_nbytes
+            count += fragment.exchange.sizes.sent_count
+        own_bytes = -(-nbytes // self._parts) + self._transport.added_nbytes * count
         self._peak_sent_bytes = max(self._peak_sent_bytes, own_bytes)
 
     def _prefetch(self) -> None:
@@ -406,8 +409,10 @@ class OuterLoop:
 
         Raises:
             ExchangeError: the run cannot be reached. MismatchError: it is another run.
-            ConfigurationError: another outer loop trains one of the parameters.
+            ConfigurationError: another outer loop trains one of the parameters, or the model was
+            moved to another device while a round was under way.
         """
+        self._follow_model()
         if self._has_joined:
             return
         # Not if gradients are averaged: another loop may exchange what these optimizers train.
@@ -423,6 +428,11 @@ class OuterLoop:
                 # Later rounds need this worker's contribution.
                 self._plan = replace(plan, joins=False)
             self.finish()
+
+    def _follow_model(self) -> None:
+        # Trainers move it to the device when they are built, or when training begins.
+        if self._live.device != self._storage.device:
+            self._state.move(self._live.device)
 
     def _begin_round(self, phase: Phase) -> RoundPlan | None:
         if self._membership.is_fixed:
@@ -656,6 +666,7 @@ class OuterLoop:
         self, state: Mapping[str, Any], *, with_feedback: bool = True
     ) -> list[tuple[FragmentState, Mapping[str, Any]]]:
         """Resume from `state`; returns the rounds in flight, to be sent again."""
+        self._follow_model()
         state, mine = migrate_state(state), self._state
         check_same_run(migrate_names(state["run"]), mine.description)
         self._peak_sent_bytes = int(state["peak_sent_bytes"])

@@ -42,6 +42,10 @@ class Ledger:
             self.peak_device_bytes = max(self.peak_device_bytes, self.device_bytes)
             self.peak_host_bytes = max(self.peak_host_bytes, self.host_bytes)
 
+    def kept_in(self, storage: StatePlacement) -> list[StoredTensor]:
+        """The tensors of one of the worker's placements."""
+        return [kept for kept in self._kept if kept.storage is storage]
+
     @property
     def device_bytes(self) -> int:
         """Bytes of outer state on the device now."""
@@ -65,9 +69,15 @@ class StoredTensor:
     """
 
     def __init__(self, value: Tensor, storage: StatePlacement) -> None:
-        self._storage = storage
+        self.storage = storage
         self._fetched: Tensor | None = None
         self._arrived: torch.Event | None = None
+        self._value = value
+        self.place()
+
+    def place(self) -> None:
+        """Put it where it is stored."""
+        value, storage = self._value, self.storage
         if storage.on_host:
             # Pinned memory is what a GPU can copy from by itself.
             pinned = storage.device.type == "cuda"
@@ -79,31 +89,31 @@ class StoredTensor:
 
     def prefetch(self) -> None:
         """Begin to bring it, so that `fetch` need not wait."""
-        if self._storage.on_host and self._fetched is None:
+        if self.storage.on_host and self._fetched is None:
             self._copy_to_device()
-            self._storage.prefetched.add(self)
+            self.storage.prefetched.add(self)
 
     def _copy_to_device(self) -> None:
-        stream = self._storage.stream
+        stream = self.storage.stream
         if stream is None:
             # A copy on a CPU, too: what is fetched may be changed in place.
-            self._fetched = self._value.to(self._storage.device, copy=True)
+            self._fetched = self._value.to(self.storage.device, copy=True)
         else:
             with torch.cuda.stream(stream):
-                self._fetched = self._value.to(self._storage.device, non_blocking=True)
+                self._fetched = self._value.to(self.storage.device, non_blocking=True)
                 self._arrived = stream.record_event()
-        self._storage.ledger.count(self)
+        self.storage.ledger.count(self)
 
     def fetch(self) -> Tensor:
         """The tensor on the worker's device."""
-        if not self._storage.on_host:
+        if not self.storage.on_host:
             return self._value
         if self._fetched is None:
             self._copy_to_device()
-        self._storage.prefetched.discard(self)
+        self.storage.prefetched.discard(self)
         assert self._fetched is not None
         if self._arrived is not None:
-            training = torch.cuda.current_stream(self._storage.device)
+            training = torch.cuda.current_stream(self.storage.device)
             training.wait_event(self._arrived)
             # Its memory must not be given away before the training stream is done with it.
             self._fetched.record_stream(training)
@@ -111,7 +121,7 @@ class StoredTensor:
 
     def store(self, value: Tensor) -> None:
         """Keep `value`; the fetched tensor must not be used afterwards."""
-        if self._storage.on_host:
+        if self.storage.on_host:
             # Blocks until it has arrived: the next step may overwrite `value`.
             self._value.copy_(value)
             self.release()
@@ -121,7 +131,7 @@ class StoredTensor:
     def release(self) -> None:
         """Free the fetched tensor, which was not changed."""
         self._fetched = None
-        self._storage.prefetched.discard(self)
+        self.storage.prefetched.discard(self)
 
     def stored(self) -> Tensor:
         """The tensor where it is stored, to be read only; valid until the next `store`."""
@@ -136,7 +146,7 @@ class StoredTensor:
         (tensor([2., 2.]), tensor([1., 1.]))
         """
         if _use_count(self._value) > _unshared():
-            pinned = self._storage.on_host and self._storage.device.type == "cuda"
+            pinned = self.storage.on_host and self.storage.device.type == "cuda"
             self._value = torch.empty_like(self._value, pin_memory=pinned).copy_(self._value)
         return self._value
 
@@ -149,13 +159,13 @@ class StoredTensor:
     @property
     def device_bytes(self) -> int:
         """Bytes that it takes on the worker's device now."""
-        is_there = not self._storage.on_host or self._fetched is not None
+        is_there = not self.storage.on_host or self._fetched is not None
         return self._value.nbytes if is_there else 0
 
     @property
     def host_bytes(self) -> int:
         """Bytes that it takes in the host's memory now."""
-        return self._value.nbytes if self._storage.on_host else 0
+        return self._value.nbytes if self.storage.on_host else 0
 
 
 class StatePlacement:
@@ -205,6 +215,14 @@ class StatePlacement:
         """Release everything that was prefetched and not fetched."""
         for kept in tuple(self.prefetched):
             kept.release()
+
+    def move(self, device: torch.device) -> None:
+        """Follow the worker to `device`."""
+        self.put_away()
+        self.device = device
+        self.__dict__.pop("stream", None)
+        for kept in self.ledger.kept_in(self):
+            kept.place()
 
 
 def choose_storage(
