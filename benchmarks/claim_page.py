@@ -12,15 +12,15 @@ from thinwire.plan.units import times_text
 
 NOTES = {
     "SparseLoCo, density and H": (
-        "The sum of an element is divided by the number of workers that sent it, as in every",
-        "released implementation. The arms *over workers* divide by all K, as the paper does: see",
+        "Each element's sum is divided by the number of workers that sent it, as in every released",
+        "implementation. The arms *over workers* divide by all K, as the paper does: see",
         "[SparseLoCo, by senders](evidence.md#sparseloco-by-senders).",
     ),
     "NoLoCo": (
-        "Anchors differ between workers; losses are those of their mean. *As many bytes*: in a",
-        "round, a worker of NoLoCo receives one payload, and in an all-reduce 1.5 with four",
-        "workers and 1.75 with eight. NoLoCo then has rounds of 7 and of 6 steps, and DiLoCo of",
-        "10. Both send fp32.",
+        "Anchors differ between workers; losses are those of their mean. *As many bytes*: in each",
+        "round, a worker of NoLoCo receives one payload, where an all-reduce moves 1.5 with four",
+        "workers and 1.75 with eight. So NoLoCo has rounds of 7 and of 6 steps, and DiLoCo of 10.",
+        "Both send fp32.",
     ),
 }
 """What must be known before a group's verdicts are read; by the group's name."""
@@ -46,36 +46,35 @@ def _head(setting: Setting, found: Mapping[str, Any]) -> Iterator[str]:
     first = base(found["rows"])
     yield f"# The published claims, at the {setting.name} setting"
     yield ""
-    yield f"{setting.what}, unless the name of an arm"
-    yield f"has another value. `{found['command']}` writes this page and"
+    yield f"{setting.what}, unless an arm's name"
+    yield f"says otherwise. `{found['command']}` writes this page and"
     yield f"[{file}](../{file}). Do not edit it."
     yield ""
-    yield f"{len(papers)} claims of papers: {_counts(papers)}. {len(ours)} claims of ours:"
+    yield f"{len(papers)} claims of papers: {_counts(papers)}. {len(ours)} claims of our own:"
     yield f"{_counts(ours)}."
     yield ""
     yield "Losses are validation losses of the outer parameters, in nats per byte. An effect is a"
-    yield "difference of losses of the same seeds (same weights, same data), with its 95 % interval"
-    yield "(Student's t). The standard deviation of a loss, without the means of arms and seeds, is"
-    yield "pooled over the arms of a kind: dense with AdamW inside, dense with Muon inside, sparse."
-    yield "An arm beyond three times its kind's median is not pooled; claims about it have their"
-    yield "own deviation. Arms of which three seeds leave much open have six, as was decided when"
-    yield "three were seen. A claim has the seeds that all of its arms have; with six, p counts"
-    yield "twice, for the two looks. p is two-sided, and corrected by Holm within a paper, whose"
-    yield "claims that are not run count, too. Below 5 %, a claim is"
-    yield f"**{REPRODUCED}**, or **{OPPOSITE}** is found; otherwise it is"
+    yield "difference between losses of the same seeds (same weights, same data), with its 95 %"
+    yield "interval (Student's t). The standard deviation of a loss, after subtracting the means of"
+    yield "arms and seeds, is pooled over the arms of a kind: dense with AdamW inside, dense with"
+    yield "Muon inside, sparse. An arm above three times its kind's median is not pooled; claims"
+    yield "about it use their own deviation. Arms that three seeds left open have six. A claim uses"
+    yield "the seeds that all of its arms have; with six, p is doubled for the second look. p is"
+    yield "two-sided and corrected by Holm within a paper, including claims that are not run. If it"
+    yield f"is below 5 %, a claim is **{REPRODUCED}** or **{OPPOSITE}**; otherwise"
     margin = f"{found['margin_nats']:.4f} nats" if found["margin_nats"] else "what is not known yet"
-    yield f"{UNDECIDED}. *As good as* allows {margin}: the"
+    yield f"it is {UNDECIDED}. *As good as* allows {margin}: the"
     yield "standard deviation between seeds of data parallelism, pooled over AdamW and Muon."
     yield ""
-    yield f"A claim is **{NOT_RUN}** if a row of it is missing, of fewer than three seeds, of"
-    yield "another corpus, of a method whose settings have changed since, or at rates that were"
-    yield "searched for another K or H, or for another method: such rows decide nothing, whatever"
-    yield "they show."
+    yield f"A claim is **{NOT_RUN}** if one of its rows is missing, or has fewer than three seeds,"
+    yield "another corpus, settings that have changed since, or rates searched for another K, H or"
+    yield "method. Such rows decide nothing, whatever they show."
     yield ""
     yield f"`python benchmarks/claims.py {setting.name} OUT` repeats the runs and compares losses"
-    yield "with these. With the torch and the model of processor that a row names"
-    yield f"({next(iter(found['rows']))}: {first['machine']}) they must be equal, elsewhere within"
-    yield "three standard deviations between seeds. The SHA-256 of the corpus begins with"
+    yield "with these. With the same torch and processor as a row names"
+    yield f"({next(iter(found['rows']))}: {first['machine']}) they must be equal; elsewhere they"
+    yield "must agree within three standard deviations between seeds. The SHA-256 of the corpus"
+    yield "begins with"
     varies = "" if setting.corpus else ", and differs between versions of Python"
     yield f"{first['corpus'][:16]}{varies}."
     yield ""
@@ -121,14 +120,14 @@ def _error(effect: Mapping[str, Any]) -> str:
 def _rows(setting: Setting, found: Mapping[str, Any]) -> Iterator[str]:
     yield "## All arms"
     yield ""
-    yield "Losses with their own standard errors; those without one are of one seed."
-    yield "Bytes are those that the transport of one worker"
-    yield "counted, headers included; DP (data parallelism) and full precision send fp32. Through a"
-    yield "store or a hub, a worker sends *up* once what all others read. Point to point it sends"
-    yield "as much as it receives (*down*). *Times fewer* compares up and down together with a ring"
-    yield "all-reduce of 16-bit gradients at every step, which moves 2 (K - 1) / K of their bytes"
-    yield f"each way: {megabytes(base(found['rows'])['all_reduce_bytes_each_way'])} up and"
-    yield f"as much down with {setting.workers} workers."
+    yield "Losses with their own standard errors; those without one have one seed. Bytes are what"
+    yield "the transport of one worker counted, headers included; DP (data parallelism) and full"
+    yield "precision send fp32. Through a store or a hub, a worker sends its payload *up* once, for"
+    yield "all others to read. Point to point it sends as much as it receives (*down*). *Times"
+    yield "fewer* compares up and down together with a ring all-reduce of 16-bit gradients at every"
+    yield "step, which moves 2 (K - 1) / K of their bytes each way:"
+    yield f"{megabytes(base(found['rows'])['all_reduce_bytes_each_way'])} up and as much down with"
+    yield f"{setting.workers} workers."
     yield ""
     yield (
         "| arm | validation loss | minus DP AdamW | minus DP Muon | up, store | down | "
@@ -153,10 +152,10 @@ def _clock(found: Mapping[str, Any]) -> Iterator[str]:
         return
     yield "## Loss against wall-clock"
     yield ""
-    yield f"The planner computed how long these runs take over a link: {clock['step_s']} s a step,"
+    yield f"The planner's time for these runs over a link: {clock['step_s']} s a step,"
     yield f"{1000 * clock['latency_s']:.0f} ms one way, one link per worker, without encoding. Each"
-    yield "cell has the time until the loss reaches DiLoCo's final one"
-    yield f"({clock['target_val_loss']:.4f}), and that of the whole run."
+    yield f"cell has the time to DiLoCo's final loss ({clock['target_val_loss']:.4f}), and that of"
+    yield "the whole run."
     yield ""
     yield "| arm | " + " | ".join(clock["links"]) + " |"
     yield "|---|" + "---|" * len(clock["links"])
@@ -175,19 +174,20 @@ def _rates(setting: Setting) -> Iterator[str]:
     file = f"benchmarks/results/claims-{setting.name}-tuning.json"
     yield "## Rates"
     yield ""
-    yield "The rates of every family are searched by one rule, from those of the laptop recipe,"
-    yield "and those of an arm of another K or H, *over workers*, or of no family, for it alone,"
-    yield "from its family's: one setting at a time goes a step up or down while the loss falls,"
-    yield f"until every step from the best was tried and is worse ([all candidates](../{file}))."
-    yield "The first seed is 10. The best four also run with 11 and 12, and all that is a step from"
-    yield "the one that they choose is tried, too. The loss is that of documents of the training"
-    yield "side that the search holds out: neither these seeds nor these documents are reported."
+    yield "One rule searches the rates of every family, beginning at those of the laptop recipe. An"
+    yield "arm of another K or H, *over workers*, or of no family has a search of its own, which"
+    yield "begins at its family's rates. One setting at a time goes a step up or down while the"
+    yield "loss falls, until every step from the best is tried and worse"
+    yield f"([all candidates](../{file}))."
+    yield "All candidates run with seed 10 and the best four also with 11 and 12; every step from"
+    yield "the one that they choose is tried, too. The loss is that of held-out documents of the"
+    yield "training side. Neither these seeds nor these documents are reported."
     if setting.budget != WHOLE:
-        yield f"Here only {' and '.join(setting.budget.names)} is searched, from the rates of the"
-        yield f"small size, in runs of {setting.budget.steps} steps with the first seed alone."
-    yield "Not all arms are there yet: *seeds* are those by which the rates were chosen, 0 and 1"
-    yield "being of an earlier search, of four candidates by reported losses; *untried* are steps"
-    yield "from the chosen rates that no run has taken."
+        yield f"At this size only {' and '.join(setting.budget.names)} is searched, from the rates"
+        yield f"of the small size, in runs of {setting.budget.steps} steps with seed 10 alone."
+    yield "The search is not complete: *seeds* are those that chose the rates (0 and 1 belong to an"
+    yield "earlier search of four candidates by reported losses), *untried* counts steps from the"
+    yield "chosen rates that were not run."
     yield ""
     names = ("inner_lr", "outer_lr", "outer_momentum", "feedback_decay")
     yield (
@@ -207,5 +207,5 @@ def _rates(setting: Setting) -> Iterator[str]:
     for arm, row in rows.items():
         if (found := lowest(row, setting.budget.seeds)) not in (None, row["chosen"]):
             rates = ", ".join(f"{name} {value:g}" for name, value in found.items())
-            yield f"* **{arm}** has other rates than the search prefers so far: {rates}."
+            yield f"* **{arm}** has other rates than the search now prefers: {rates}."
     yield ""
