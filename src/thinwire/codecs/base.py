@@ -15,19 +15,19 @@ from thinwire.fragments.layout import Layout
 
 
 class BoundCodec(ABC):
-    """A codec that has laid out the vectors of one layout, so that a round plans nothing.
+    """A codec bound to one layout, with all planning done before the first round.
 
     It encodes the layout's segments and leaves the rest of a vector alone. In every method `round`
-    is the number of the exchange; only codecs with shared randomness differ between rounds.
+    is the number of the exchange; only codecs with shared randomness depend on it.
 
     Args:
-        id: of the byte format.
-        layout: of the vectors.
-        nbytes: payload size in bytes: exact, and the same for any numbers.
+        id: name of the byte format.
+        layout: layout of the vectors.
+        nbytes: payload size in bytes: exact, and independent of the values.
     """
 
     pieces: Sequence[CodecPiece]
-    """Parts of the vector that are encoded apart, in the payload's order; by default one."""
+    """Parts of the vector that are encoded separately, in payload order; by default only one."""
 
     def __init__(self, id: str, layout: Layout, nbytes: int) -> None:
         self.id, self.layout, self.nbytes = id, layout, nbytes
@@ -35,13 +35,13 @@ class BoundCodec(ABC):
         self.pieces = (CodecPiece(part=whole, codec=self, where=slice(0, nbytes)),)
 
     def prepare(self, device: torch.device) -> None:
-        """Load and compile the kernels for vectors on `device`, before the first is encoded.
+        """Load and compile the kernels for vectors on `device` ahead of the first round.
 
-        By default nothing.
+        Does nothing by default.
         """
 
     def as_numbers(self, payload: Tensor) -> Tensor | None:
-        """`payload` as the fp32 [numel] that it is, to be read or written; None if it is not."""
+        """`payload` viewed as fp32 [numel], to read or write; None where no such view exists."""
         return None
 
     # -- encoding ----------------------------------------------------------------------------------
@@ -53,15 +53,15 @@ class BoundCodec(ABC):
     def encode_feedback_to(
         self, out: Tensor, residual: Tensor, delta: Tensor | None, *, decay: float, round: int = 0
     ) -> None:
-        """e = decay e + delta; out = encode(e); e = e - decode(out): in one pass where it can be.
+        """e = decay e + delta; out = encode(e); e = e - decode(out); in one pass where possible.
 
-        By default coefficients are the numbers themselves; a codec with a transform overrides it.
+        The default takes coefficients for the numbers; a codec with a transform overrides it.
 
         Args:
             out: uint8 [nbytes].
             residual: e, fp32 [numel]; changed in place.
-            delta: fp32 [numel]; for None e is encoded as it is, whatever the decay.
-            decay: the product is rounded before delta is added.
+            delta: fp32 [numel]; if None, e is encoded as it is and `decay` is ignored.
+            decay: factor of e; the product is rounded before delta is added.
             round: number of the exchange.
         """
         if delta is not None:
@@ -87,25 +87,25 @@ class BoundCodec(ABC):
     def add_to(
         self, out: Tensor, payloads: Sequence[Tensor], *, weight: float, round: int = 0
     ) -> None:
-        """out += weight * coefficients(payload), one payload after the other in the order given.
+        """out += weight * coefficients(payload) for each payload, in the order given.
 
         Args:
             out: fp32 [numel]; changed in place.
             payloads: uint8 [nbytes] each.
             weight: the product is rounded before it is added, so that no machine fuses the two.
-            round: in which the payloads were encoded.
+            round: number of the exchange in which the payloads were encoded.
 
         Raises:
-            ExchangeError: a payload is not one of this codec.
+            ExchangeError: a payload is invalid for this codec.
         """
 
     def add_and_count(
         self, out: Tensor, counts: Tensor, payloads: Sequence[Tensor], weight: float, round: int
     ) -> None:
-        """`add_to`, and counts += 1 for each payload whose coefficient is not zero.
+        """`add_to`, and add to `counts` the number of payloads whose coefficient is not zero.
 
         Raises:
-            ExchangeError: a payload is not one of this codec.
+            ExchangeError: a payload is invalid for this codec.
         """
         self.add_to(out, payloads, weight=weight, round=round)
         for payload in payloads:
@@ -114,10 +114,10 @@ class BoundCodec(ABC):
     def largest(self, payload: Tensor, round: int = 0) -> Tensor:
         """A bound on the magnitudes of the coefficients, fp32 []; inf or NaN if one is not finite.
 
-        It costs less than decoding where a payload holds the levels of its numbers.
+        Cheaper than decoding where a payload stores the levels of its numbers.
 
         Raises:
-            ExchangeError: `payload` is not one of this codec.
+            ExchangeError: `payload` is invalid for this codec.
         """
         coefficients = self.coefficients(payload, round)
         return coefficients.abs().max() if len(coefficients) else coefficients.sum()
@@ -126,19 +126,19 @@ class BoundCodec(ABC):
         """The sum of the squares of the coefficients, fp64 [].
 
         Raises:
-            ExchangeError: `payload` is not one of this codec.
+            ExchangeError: `payload` is invalid for this codec.
         """
         return squared_norm_of(self.coefficients(payload, round))
 
     def to_vector(self, coefficients: Tensor) -> Tensor:
-        """The vector [numel] of `coefficients`, which are overwritten; by default they are it.
+        """Turn `coefficients` into the vector [numel], in place; by default they are the same.
 
-        It is linear, so a weighted sum of coefficients need be inverted only once.
+        Linear, so a weighted sum of coefficients is inverted only once.
         """
         return coefficients
 
     def coefficients(self, payload: Tensor, round: int = 0) -> Tensor:
-        """The fp32 numbers [numel] in `payload`; those not sent are 0. As for `decode`, see there.
+        """The fp32 coefficients [numel] in `payload`, 0 where none was sent; may share its memory.
 
         Without a transform they are the vector itself. With one, each row of the vector is replaced
         by its coefficients.
@@ -157,9 +157,9 @@ class CodecPiece:
     """A part of a vector, and how it is encoded.
 
     Args:
-        part: of the vector.
-        codec: of the part, seen as a whole vector.
-        where: its bytes in the payload of the whole vector.
+        part: places in the vector.
+        codec: encodes the part as a vector of its own.
+        where: bytes of the piece in the payload of the whole vector.
     """
 
     part: VectorPart
@@ -168,15 +168,15 @@ class CodecPiece:
 
 
 class PiecewiseCodec(BoundCodec):
-    """A codec of several pieces: what is done to a vector is done to one part after the other.
+    """A codec of several pieces: every operation runs part by part.
 
-    It checks payloads: the pieces get theirs of the right size.
+    Checks payloads, so that each piece gets bytes of the right size.
 
     Args:
-        id: of the byte format.
-        layout: of the vectors.
-        parts: of the vector, none of which share a place, each with its codec.
-        is_exact: the numbers of a payload are taken as they are, with the signs of their zeros.
+        id: name of the byte format.
+        layout: layout of the vectors.
+        parts: disjoint parts of the vector, each with its codec.
+        is_exact: copy the numbers of a payload as they are, with the signs of their zeros.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class PiecewiseCodec(BoundCodec):
             piece.part.write(out, part)
 
     def coefficients(self, payload: Tensor, round: int = 0) -> Tensor:
-        """Those of all pieces."""
+        """The coefficients of all pieces."""
         if not self._is_exact:
             return super().coefficients(payload, round)
         out = torch.zeros(self.layout.numel, device=payload.device)
@@ -257,10 +257,10 @@ class PiecewiseCodec(BoundCodec):
 
 
 def squared_norm_of(x: Tensor) -> Tensor:
-    """The sum of the squares of `x`, fp64 []: squares leave the range of fp32 before numbers do.
+    """The sum of the squares of `x`, fp64 []: squares overflow fp32 before the numbers do.
 
-    The order of the sum is torch's own. Numbers are converted as they are read, for a copy in fp64
-    takes twenty times as long.
+    torch chooses the order of the sum. Numbers are converted as they are read: a copy in fp64 takes
+    twenty times as long.
 
     >>> squared_norm_of(torch.tensor([3e30, 4e30]))
     tensor(2.5000e+61, dtype=torch.float64)
@@ -269,29 +269,29 @@ def squared_norm_of(x: Tensor) -> Tensor:
 
 
 class Codec(ABC):
-    """fp32 vectors to bytes and back. Numbers are little-endian."""
+    """Turns fp32 vectors into bytes and back. Numbers are little-endian."""
 
     id: str
     """The name of the byte format. An id never changes its meaning: new bytes need a new id."""
 
     sharding_loss: str | None = None
-    """Why an owner that encodes a shard's mean again loses much of it; None if it does not."""
+    """Why the owner of a shard loses much of its mean by encoding it again; None if it does not."""
 
     is_sparse: bool = False
-    """True if it leaves numbers out, which then decode to zero."""
+    """True if some numbers are not sent; those decode to zero."""
 
     is_lossless: bool = False
     """True if decode(encode(x)) = x."""
 
     @abstractmethod
     def bind(self, layout: Layout, *, device: torch.device | None = None) -> BoundCodec:
-        """Lay out vectors of `layout`: shapes decide which numbers share a scale or a chunk.
+        """Bind the codec to `layout`, whose shapes decide which numbers share a scale or a chunk.
 
-        Bytes do not depend on the device that the vectors will be on; sizes of batches do.
+        `device`, where the vectors will be, decides the sizes of batches but not the bytes.
         """
 
     def payload_nbytes(self, layout: Layout) -> int:
-        """Payload size of vectors of `layout` in bytes, as `bind(layout).nbytes`."""
+        """Payload size in bytes of a vector of `layout`: that of `bind(layout).nbytes`."""
         # On the meta device a parameter is one batch: the largest model takes milliseconds.
         return self.bind(layout, device=torch.device("meta")).nbytes
 
@@ -307,7 +307,7 @@ class Codec(ABC):
         """The fp32 vector [numel] that `payload` stands for; it may share the payload's memory.
 
         Raises:
-            ExchangeError: `payload` is not one of this codec for `numel` elements.
+            ExchangeError: `payload` is invalid for this codec and `numel` elements.
         """
         return self.bind(Layout.vector(numel)).decode(payload)
 
@@ -315,14 +315,14 @@ class Codec(ABC):
 def check_payload(coder: BoundCodec, payload: Tensor) -> None:
     """Raise `ExchangeError` unless `payload` has the dtype and size of `coder`.
 
-    A bound codec of your own calls it before it reads a payload that another worker sent.
+    Call it in your own bound codec before reading a payload that another worker sent.
 
     Args:
-        coder: that is to read it.
-        payload: uint8 [coder.nbytes], if it is right.
+        coder: the codec that is about to read it.
+        payload: expected to be uint8 [coder.nbytes].
 
     Raises:
-        ExchangeError: it is not.
+        ExchangeError: it is something else.
 
     >>> from thinwire.codecs import Identity
     >>> check_payload(Identity().bind(Layout.of({"w": (2,)})), torch.zeros(8, dtype=torch.uint8))
@@ -339,13 +339,13 @@ def check_payload(coder: BoundCodec, payload: Tensor) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PerRole(Codec):
-    """Parameters are written by the codec of their role: matrix, embedding, head or vector.
+    """Encodes each parameter with the codec of its role: matrix, embedding, head or vector.
 
     Args:
-        default: for roles without a codec.
+        default: for roles without a codec of their own.
         embedding: for embeddings, and heads tied to one.
         head: for the output head.
-        vector: for norms' gains and biases.
+        vector: for biases and the gains of norms.
 
     >>> from thinwire.codecs.cast import CastBF16, Identity
     >>> codec = PerRole(default=CastBF16(), vector=Identity())
@@ -365,7 +365,7 @@ class PerRole(Codec):
 
     @property
     def sharding_loss(self) -> str | None:
-        """The loss of the first codec that has one; None without a loss."""
+        """That of the first codec that has one, else None."""
         return next((c.sharding_loss for _, c in self._codecs() if c.sharding_loss), None)
 
     @property

@@ -1,6 +1,6 @@
 """Numbers to bytes: floats as they are, planar packing, and Elias-Fano codes of sorted indices.
 
-Planar: of n codes of b bits, byte j holds the codes j, j + m, j + 2m, ... from its lowest bits up,
+Planar: for n codes of b bits, byte j holds the codes j, j + m, j + 2m, ... from its lowest bits up,
 where m = ceil(n b / 8) is the number of bytes. Codes past the end count as 0.
 """
 
@@ -43,7 +43,7 @@ def floats(records: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def look_up(levels: Tensor, codes: Tensor) -> Tensor:
-    """The levels [rows, 2^bits] that codes [rows, n] (uint8) name: fp32 [rows, n]."""
+    """Look up `codes` [rows, n] (uint8) in `levels` [rows, 2^bits]: fp32 [rows, n]."""
     return levels.float().gather(1, codes.to(torch.int64))
 
 
@@ -85,7 +85,7 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
 
 
 def elias_fano_sizes(n: int, k: int) -> tuple[int, int, int]:
-    """Of k sorted indices below n: their low bits, and bytes of the bitmap and of the low bits.
+    """For k sorted indices below n: low bits per index, bytes of the bitmap and of the low bits.
 
     l = floor(log2(n / k)) low bits of an index are written as they are. The bitmap has a bit for
     each index, and one for each value of the high parts.
@@ -135,7 +135,7 @@ def unpack_indices(packed: Tensor, n: int, k: int) -> Tensor:
     indices = places - torch.arange(k, device=packed.device)
     indices <<= low
     if low:
-        # Added up while they are narrow: widening every plane would cost most of the decoding.
+        # Combined while narrow: widening every plane would take most of the decoding time.
         planes = unpack(packed[:, high_bytes:], 1, low * k).view(rows, low, k)
         planes = planes if low <= 8 else planes.to(torch.int32)
         lowest = planes[:, 0].clone()
@@ -143,13 +143,13 @@ def unpack_indices(packed: Tensor, n: int, k: int) -> Tensor:
             lowest |= planes[:, plane] << plane
         indices |= lowest.to(torch.int64)
     descend = (indices[:, 1:] <= indices[:, :-1]).any() | (indices[:, -1] >= n).any()
-    if wrong_number | descend:  # in one: each answer is a wait of the host for the device
+    if wrong_number | descend:  # one test: each makes the host wait for the device
         raise no_indices(n, k)
     return indices
 
 
 def no_indices(n: int, k: int) -> ExchangeError:
-    """The error for bytes that are no code of k indices below n."""
+    """The error for bytes that do not encode k indices below n."""
     return ExchangeError(
         f"decode {k} indices below {n}",
         because="its bitmap holds another number of indices, or they do not ascend",

@@ -19,9 +19,9 @@ class CastSpan(BoundCodec):
     """The numbers of one part of a vector, one after the other.
 
     Args:
-        id: of the byte format.
-        numel: of the part.
-        dtype: of a number on the wire.
+        id: name of the byte format.
+        numel: size of the part.
+        dtype: type of a number on the wire.
     """
 
     def __init__(self, id: str, numel: int, dtype: torch.dtype) -> None:
@@ -29,7 +29,7 @@ class CastSpan(BoundCodec):
         super().__init__(id, Layout.vector(numel), numel * dtype.itemsize)
 
     def as_numbers(self, payload: Tensor) -> Tensor | None:
-        """The payload, if it holds fp32 at an aligned place."""
+        """The payload, if it holds fp32 at an aligned address."""
         is_aligned = payload.storage_offset() % self._dtype.itemsize == 0
         return payload.view(torch.float32) if self._dtype == torch.float32 and is_aligned else None
 
@@ -50,7 +50,7 @@ class CastSpan(BoundCodec):
         return self._values(payload).float()
 
     def largest(self, payload: Tensor, round: int = 0) -> Tensor:
-        """The largest number, found before it is widened."""
+        """The largest magnitude, found before widening."""
         low, high = self._values(payload).aminmax()
         return torch.maximum(-low, high).float()
 
@@ -66,7 +66,7 @@ class _Cast(Codec):
     """Type of a number on the wire."""
 
     def bind(self, layout: Layout, *, device: torch.device | None = None) -> BoundCodec:
-        """Lay the segments one after the other; shapes do not matter."""
+        """Encode the segments one after the other; shapes do not matter."""
         whole = VectorPart((s.start, s.stop) for s in layout.segments)
         spanned = (p for a, b in whole.ranges for p in spans(a, b, block_numel(device)))
         parts = ((p, CastSpan(self.id, p.numel, self._dtype)) for p in spanned)

@@ -23,12 +23,12 @@ class RowBatch:
     """A part of a vector as a matrix whose rows are records.
 
     Args:
-        part: of the vector.
-        rows: records.
+        part: places in the vector.
+        rows: number of records.
         columns: numbers in a record.
-        is_block: whether a record is a block of 64x64.
-        across: blocks side by side, where the part is some rows of blocks of a matrix, which have
-            to be cut into blocks; 0 where the numbers of a record are adjacent.
+        is_block: whether a record is a 64x64 block.
+        across: blocks side by side, where the rows of a matrix have to be cut into blocks; 0 where
+            the numbers of a record are adjacent.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class RowBatch:
         self.shape = (_SIDE, _SIDE) if is_block else (columns,)
 
     def rows_of(self, x: Tensor) -> Tensor:
-        """The numbers of the part, `x` [part.numel], as [rows, columns]; it may share memory."""
+        """The numbers of the part, `x` [part.numel], as [rows, columns]; may share their memory."""
         if not self.across:
             return x.view(self.rows, self.columns)
         return self._tiles(x).reshape(self.rows, self.columns)
@@ -68,12 +68,12 @@ class Grouping(ABC):
         """The batches of each parameter, then those of leftovers that parameters share.
 
         Args:
-            layout: of the vector; each element of its segments is in exactly one batch.
-            numel: of a batch at most, unless a record is larger. It decides no bytes.
+            layout: layout of the vector; each element of a segment is in exactly one batch.
+            numel: most elements of a batch, unless a record is larger; has no effect on the bytes.
         """
 
     def batches(self, layout: Layout, numel: int = _BATCH) -> Iterator[RowBatch]:
-        """The same rows in the same order, without what divides parameters."""
+        """The same rows in the same order, without boundaries between parameters."""
         for section in self.sections(layout, numel):
             yield from section
 
@@ -98,7 +98,7 @@ class Tensors(Grouping):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows(Grouping):
-    """One record per row: the first dimension counts rows, a vector is a single one.
+    """One record per row: the first dimension counts rows, a vector is a single row.
 
     >>> [(b.rows, b.columns) for b in Rows().batches(Layout.of({"w": (3, 2), "b": (3,)}))]
     [(3, 2), (1, 3)]
@@ -117,9 +117,9 @@ class Rows(Grouping):
 class Chunks(Grouping):
     """Runs of 4096 elements of a parameter; the leftovers of all parameters share further chunks.
 
-    First the whole chunks of every parameter of 4096 elements or more. Then the leftovers (the ends
-    of those, and all smaller parameters), laid one after the other and cut into chunks, of which
-    the last may be shorter.
+    First come the whole chunks of every parameter of 4096 elements or more. The leftovers (the ends
+    of those, and all smaller parameters) follow, concatenated and cut into chunks; the last chunk
+    may be shorter.
 
     >>> [(b.rows, b.columns) for b in Chunks().batches(Layout.of({"w": (9000,), "b": (3,)}))]
     [(2, 4096), (1, 811)]
@@ -191,9 +191,9 @@ class Blocks(Grouping):
 
 
 def _strips(ranges: Iterable[tuple[int, int]], columns: int, numel: int) -> Iterator[RowBatch]:
-    """Rows over `ranges` laid one after the other, a batch at a time, a short row last.
+    """Rows over the concatenated `ranges`, a batch at a time; the last row may be short.
 
-    Short ranges share batches: a batch costs some microseconds, whatever is in it.
+    Short ranges share batches: a batch costs some microseconds, whatever its size.
     """
     waiting = sum(b - a for a, b in ranges)
     queue = [(a, b) for a, b in ranges if a < b][::-1]

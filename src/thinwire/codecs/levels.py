@@ -1,13 +1,13 @@
 """Levels of a quantiser: sums of rows, grids (linear, statistical, mid-rise) and rounding.
 
-A grid gives each row an origin and a step, and may make levels bin means; then
+A grid gives each row an origin and a step, and may replace levels by bin means; then
 
     code  = clamp(floor((x - origin) / step + r), 0, 2^bits - 1)     r = 1/2, or uniform in [0, 1)
     value = origin + code * step, or the mean of the row's numbers with that code
 
-Levels are sums, and the order in which a library adds is its own affair: another processor, another
-version, other bytes. Two numbers have one sum, so an order that only ever adds two leaves nothing
-open.
+Levels are sums, and a library may add in any order: another processor or another version would give
+other bytes. The sum of two numbers is unambiguous, so adding two at a time in a fixed order leaves
+nothing open.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 
 # J. Max, Quantizing for minimum distortion (1960), table II.
 MAX_STEPS = {1: 1.596, 2: 0.9957, 4: 0.3352, 8: 0.0308}
-"""By bits: the step, in sigmas, of the uniform quantiser of a Gaussian with least squared error."""
+"""By bits: the step, in sigmas, of the uniform quantiser with least squared error on a Gaussian."""
 
 TINY = 3e-39
 """The reciprocal of anything smaller is not finite."""
@@ -37,7 +37,7 @@ FAR = 0.5 * torch.finfo(torch.float32).max
 def sum_by_halves(x: Tensor) -> Tensor:
     """The sum of each row, by adding its second half to its first until one number is left.
 
-    A row is followed by zeros up to a power of two of numbers. A sum of zeros is +0.
+    A row is padded with zeros to a power of two. A sum of zeros is +0.
 
     Args:
         x: fp32 [rows, n] with n >= 1.
@@ -62,7 +62,7 @@ def sum_by_halves(x: Tensor) -> Tensor:
 
 
 def root_mean_square(x: Tensor) -> Tensor:
-    """sqrt(mean(x^2)) of each row, for numbers of any size that fp32 has.
+    """sqrt(mean(x^2)) of each row, for fp32 numbers of any magnitude.
 
     With n numbers and s = 2^-floor(log2(max |x|)), within 2^-126 .. 2^126:
 
@@ -98,7 +98,7 @@ def mean_and_sigma(x: Tensor) -> tuple[Tensor, Tensor]:
 def steps(x: Tensor, origin: Tensor, step: Tensor) -> Tensor:
     """(x - origin) / step, and 0 where the step is too small to divide by."""
     inverse = torch.where(step > TINY, 1.0 / step, torch.zeros_like(step))
-    # Scaled apart: x - origin may overflow where x / step and origin / step do not.
+    # Scaled separately: x - origin may overflow where x / step and origin / step do not.
     return x * inverse - origin * inverse
 
 
@@ -138,7 +138,7 @@ class Levels(ABC):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Linear(Levels):
-    """Levels evenly from the smallest to the largest number of the row.
+    """Levels spaced evenly from the smallest to the largest number of the row.
 
     Source: MuLoCo (arXiv 2505.23725), linear quantisation.
 
@@ -150,9 +150,9 @@ class Linear(Levels):
 
     def place(self, x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
         """The row's minimum, and (max - min) / (2^bits - 1)."""
-        # Of a row's zeros of both signs a machine may take either: + 0 makes both +0.
+        # In a row with zeros of both signs a machine may take either: + 0 makes it +0.
         low, high = (extreme + 0.0 for extreme in x.aminmax(dim=1, keepdim=True))
-        # A product, for a GPU divides by a constant so; and high - low may overflow.
+        # A product, because a GPU divides by a constant that way; and high - low may overflow.
         share = 1.0 / (2**bits - 1)
         return low, high * share - low * share
 
@@ -206,7 +206,7 @@ class MidRise(Levels):
 
 
 class RoundKey(NamedTuple):
-    """The seed of a batch's shared random numbers, which all workers draw alike.
+    """Seed of a batch's random numbers, which are the same for all workers.
 
     Args:
         round: number of the exchange.
@@ -218,7 +218,7 @@ class RoundKey(NamedTuple):
 
 
 class Rounding(ABC):
-    """The r of floor(t + r), where t is a number in steps of the grid."""
+    """A rule for r in floor(t + r), where t is a number in steps of the grid."""
 
     unbiased: bool
     """True if rounding has no bias; then levels must stay on the grid."""

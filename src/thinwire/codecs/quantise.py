@@ -1,4 +1,4 @@
-"""Dense codecs of 1, 2, 4 and 8 bits a number: tables of levels, lines, and FP4."""
+"""Dense codecs of 1, 2, 4 and 8 bits a number: tables of levels, affine codes, and FP4."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Quantise(GroupedCodec):
     8 bits it holds the first level and the step (fp32). Planar codes follow.
 
     Args:
-        bits: of a code.
+        bits: size of a code.
         grid: `MidRise`, `Statistical` or `Linear`.
-        groups: rows: `Chunks`, `Blocks`, `Rows` or `Tensors`.
+        groups: what forms a row: `Chunks`, `Blocks`, `Rows` or `Tensors`.
         rounding: `Nearest` or `Stochastic`.
-        transform: of rows: `DCT` or `Hadamard`; then coefficients are quantised.
+        transform: of each row, `DCT` or `Hadamard`; then coefficients are quantised.
 
     Raises:
-        ConfigurationError: another number of bits.
+        ConfigurationError: bits is not 1, 2, 4 or 8.
 
     Source: MuLoCo (arXiv 2505.23725).
 
@@ -139,7 +139,7 @@ def _place(grid: Levels, x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     """The grid's origin and step [rows, 1], within reach of fp32 arithmetic.
 
     Where the step is too small to divide by, all codes are 0. Their level is then the point of the
-    grid nearest to zero: its first level may lie several times farther out than the numbers do.
+    grid nearest to zero: the first level may lie several times farther out than the numbers do.
     """
     origin, step = grid.place(x, bits)
     top = 2**bits - 1
@@ -161,9 +161,9 @@ class E3M0(GroupedCodec):
     and three bits of exponent follow the scale.
 
     Args:
-        groups: rows: `Chunks`, `Blocks`, `Rows` or `Tensors`.
+        groups: what forms a row: `Chunks`, `Blocks`, `Rows` or `Tensors`.
         rounding: `Nearest` or `Stochastic`.
-        transform: of rows: `DCT` or `Hadamard`; then coefficients are quantised.
+        transform: of each row, `DCT` or `Hadamard`; then coefficients are quantised.
 
     Source: Streaming DiLoCo (arXiv 2501.18512), FP4 payloads. Differs: the paper leaves scale and
     rounding open; both are ours.
@@ -179,7 +179,7 @@ class E3M0(GroupedCodec):
     record_id = "e3m0"
 
     def record_nbytes(self, columns: int) -> int:
-        """The scale, then half a byte for each."""
+        """The scale, then half a byte for each number."""
         return 2 + packed_nbytes(columns, 4)
 
     @property
@@ -210,7 +210,7 @@ class E3M0(GroupedCodec):
         """Powers of two times the scale."""
         for r in records:
             signed = _signed_magnitudes(r.device)
-            # 0 also of a scale of NaN
+            # Code 0 stays 0 even if the scale is NaN.
             levels = torch.where(signed == 0, signed, signed * floats(r[:, :2]))
             yield Decoded(look_up(levels, unpack(r[:, 2:], 4, columns)))
 

@@ -1,7 +1,7 @@
-"""Codecs of rows: each becomes a record, bytes of a size that depends on its length alone.
+"""Codecs of rows: each row becomes a record, whose size depends on the row's length alone.
 
-The bytes written and read here are the reference of `thinwire.codecs.kernels`, which give the
-same bytes for rows of 4096.
+This module is the reference for `thinwire.codecs.kernels`, which produce the same bytes for rows
+of 4096.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from thinwire.fragments.layout import CHUNK, Layout
 
 
 class Decoded(NamedTuple):
-    """The numbers that the records of a batch stand for.
+    """The decoded records of a batch.
 
     Args:
-        values: those that are in the records, fp32 [rows, k].
-        places: int64 [rows, k], none of them twice in a row; without it the rows are `values`.
+        values: the numbers in the records, fp32 [rows, k].
+        places: their columns, int64 [rows, k], distinct in a row; None if `values` are whole rows.
     """
 
     values: Tensor
     places: Tensor | None = None
 
     def add_to(self, out: Tensor, *, weight: float | None) -> None:
-        """out += weight * numbers, the product rounded first; without a weight += numbers != 0.
+        """out += weight * numbers, the product rounded first; without one, += numbers != 0.
 
         Args:
             out: fp32 [rows, columns].
-            weight: see there.
+            weight: factor of the numbers; None counts those that are not zero.
         """
         terms = (self.values != 0).float() if weight is None else self.values * weight
         if self.places is None:
@@ -50,7 +50,7 @@ class Decoded(NamedTuple):
 
 
 class GroupedCodec(Codec):
-    """A codec that writes one record per row of a grouping, as it is or after a transform."""
+    """Writes one record per row of a grouping, which a transform may change first."""
 
     groups: Grouping
     transform: Transform | None
@@ -59,14 +59,14 @@ class GroupedCodec(Codec):
     """The name of a record's format, part of the codec's id."""
 
     verbatim: torch.dtype = torch.bfloat16
-    """Type of the numbers of rows whose record would not be smaller than these."""
+    """Type in which a row's numbers are sent as they are if a record would not be smaller."""
 
     has_kernel: bool = False
     """True if kernels may encode rows of 4096 numbers."""
 
     @abstractmethod
     def record_nbytes(self, columns: int) -> int:
-        """Bytes of the record of a row of `columns` numbers."""
+        """Size in bytes of the record of a row of `columns` numbers."""
 
     @abstractmethod
     def write(self, x: Tensor, key: RoundKey) -> Tensor:
@@ -74,17 +74,17 @@ class GroupedCodec(Codec):
 
     @abstractmethod
     def read(self, records: Sequence[Tensor], columns: int, key: RoundKey) -> Iterator[Decoded]:
-        """The numbers of one worker's uint8 [rows, nbytes] after the other's, of at least one.
+        """Decode the records, uint8 [rows, nbytes], of each worker in turn; of one at least.
 
         Raises:
-            ExchangeError: the bytes are not such records.
+            ExchangeError: a record is invalid.
         """
 
     def largest(self, records: Tensor, columns: int, key: RoundKey) -> Tensor:
         """A bound on the magnitudes in one worker's `records`, fp32 []; by default the largest.
 
         Raises:
-            ExchangeError: the bytes are not such records.
+            ExchangeError: a record is invalid.
         """
         (numbers,) = self.read([records], columns, key)
         return numbers.values.abs().amax()
@@ -97,13 +97,13 @@ class GroupedCodec(Codec):
 
     @property
     def sharding_loss(self) -> str | None:
-        """With `Tensors`, each shard's piece of a tensor gets a record."""
+        """With `Tensors`, each shard's piece of a tensor gets a record of its own."""
         if not self.groups.spans_tensors:
             return None
         return "scales or places of a whole tensor are chosen anew for each shard's piece of it"
 
     def bind(self, layout: Layout, *, device: torch.device | None = None) -> BoundCodec:
-        """Lay the rows of every parameter into batches."""
+        """Gather the rows of every parameter into batches."""
         codecs: list[tuple[VectorPart, BoundCodec]] = []
         row = 0
         for batch in self.groups.batches(layout, block_numel(device)):
@@ -137,7 +137,7 @@ class _RowsCodec(BoundCodec):
         if transform is not None:
             rows = transform.forward(rows, self._batch.shape)
         if kernel is not None:
-            # A kernel leaves the error behind.
+            # A kernel overwrites its rows with the error.
             kernel.encode(rows.clone() if transform is None else rows, records, None, 1.0)
         elif self._is_plain:
             records.copy_(bytes_of(saturating_cast(rows, codec.verbatim)))

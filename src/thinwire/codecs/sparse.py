@@ -22,7 +22,7 @@ from thinwire.fragments.layout import CHUNK, Layout
 
 
 def k_for_density(density: float) -> int:
-    """k of every 4096 numbers.
+    """The k to send of every 4096 numbers.
 
     Raises:
         ConfigurationError: the density is not in (0, 1], or rounds to 0 of 4096.
@@ -42,7 +42,7 @@ def k_for_density(density: float) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _KOfEach(GroupedCodec):
-    """k of every 4096 numbers."""
+    """Sends k of every 4096 numbers."""
 
     k: int = 64
     values: Values = field(default_factory=SignLevels)
@@ -54,7 +54,7 @@ class _KOfEach(GroupedCodec):
 
     @property
     def verbatim(self) -> torch.dtype:
-        """That of the values."""
+        """The type that the values use."""
         return self.values.verbatim
 
     @property
@@ -69,19 +69,19 @@ class _KOfEach(GroupedCodec):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopK(_KOfEach):
-    """The k numbers of largest magnitude of every 4096, exactly, with Elias-Fano coded places.
+    """Exact Top-k: the k largest magnitudes of every 4096 numbers, with Elias-Fano coded places.
 
-    A row of another length n sends k n / 4096 of them, rounded, and at least one.
+    A row of another length n sends k n / 4096 numbers, rounded, and at least one.
 
     Args:
-        k: of every 4096 numbers.
+        k: numbers sent of every 4096.
         values: how the kept numbers are written: `SignMean` (1 bit), `SignLevels` (2 bits),
             `TensorLevels` (2 bits, the published code), `BF16` or `F32`.
-        groups: rows: `Chunks`, `Blocks` (64x64) or `Tensors` (global Top-k).
-        transform: of rows: `DCT` or `Hadamard`; then k coefficients are sent.
+        groups: what forms a row: `Chunks`, `Blocks` (64x64) or `Tensors` (global Top-k).
+        transform: of each row, `DCT` or `Hadamard`; then k coefficients are sent.
 
     Raises:
-        ConfigurationError: k is not in 1..4096, or values that span rows with a transform.
+        ConfigurationError: k is not in 1..4096, or a transform comes with values that span rows.
 
     Source: SparseLoCo (arXiv 2508.15706), Top-k per chunk.
 
@@ -113,7 +113,7 @@ class TopK(_KOfEach):
 
     @property
     def record_id(self) -> str:
-        """With k and the id of the values."""
+        """k, then the id of the values."""
         return f"topk-{self.k}/{self.values.id}"
 
     def record_nbytes(self, columns: int) -> int:
@@ -131,14 +131,14 @@ class TopK(_KOfEach):
         return isinstance(self.values, SignLevels | SignMean)
 
     def write(self, x: Tensor, key: RoundKey) -> Tensor:
-        """Choose k numbers, and code their places and values."""
+        """Choose k numbers and encode their places and values."""
         columns = x.shape[1]
         places = largest(x, self.k_of(columns))
         packed = self.values.write(x.gather(1, places))
         return torch.cat([pack_indices(places, columns), packed], 1)
 
     def read(self, records: Sequence[Tensor], columns: int, key: RoundKey) -> Iterator[Decoded]:
-        """All workers' records together: they are small, and each call costs some microseconds."""
+        """Decode all workers' records at once: they are small, and each call takes microseconds."""
         rows, k, split = len(records[0]), self.k_of(columns), self.places_nbytes(columns)
         stacked = torch.cat(list(records))
         places = unpack_indices(stacked[:, :split], columns, k)
@@ -146,7 +146,7 @@ class TopK(_KOfEach):
         yield from map(Decoded, values.split(rows), places.split(rows))
 
     def bind(self, layout: Layout, *, device: torch.device | None = None) -> BoundCodec:
-        """Lay the rows of every parameter into batches."""
+        """Gather the rows of every parameter into batches."""
         if not self.values.spans_rows:
             return GroupedCodec.bind(self, layout, device=device)
         sections = filter(None, self.groups.sections(layout, block_numel(device)))
@@ -159,7 +159,7 @@ class TopK(_KOfEach):
 
 
 class _SectionCodec(BoundCodec):
-    """The places of every row of a parameter, then the kept values of all its rows as one."""
+    """Writes the places of each row of a parameter, then the kept values of all rows together."""
 
     def __init__(self, codec: TopK, batches: Sequence[RowBatch]) -> None:
         self._codec, self._batches = codec, batches
@@ -212,16 +212,16 @@ class _SectionCodec(BoundCodec):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RandomK(_KOfEach):
-    """k numbers of every 4096 at places drawn from a shared seed and the round, which are not sent.
+    """k of every 4096 numbers, at places that are not sent: a shared seed and the round give them.
 
     A baseline: it keeps k / 4096 of the energy where Top-k keeps many times that.
 
     Args:
-        k: of every 4096 numbers.
+        k: numbers sent of every 4096.
         seed: shared by all workers.
         values: how the kept numbers are written; not `TensorLevels`.
-        groups: rows: `Chunks`, `Blocks` or `Tensors`.
-        transform: of rows: `DCT` or `Hadamard`; then k coefficients are sent.
+        groups: what forms a row: `Chunks`, `Blocks` or `Tensors`.
+        transform: of each row, `DCT` or `Hadamard`; then k coefficients are sent.
 
     Raises:
         ConfigurationError: k is not in 1..4096, the seed not in 0..2^63 - 1, or values span rows.
@@ -244,11 +244,11 @@ class RandomK(_KOfEach):
 
     @property
     def record_id(self) -> str:
-        """With k, the seed and the id of the values."""
+        """k and the seed, then the id of the values."""
         return f"randomk-{self.k}-seed-{self.seed}/{self.values.id}"
 
     def record_nbytes(self, columns: int) -> int:
-        """Values alone."""
+        """Values alone: receivers know the places."""
         return self.values.nbytes(self.k_of(columns))
 
     def write(self, x: Tensor, key: RoundKey) -> Tensor:

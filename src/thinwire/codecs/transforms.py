@@ -1,13 +1,13 @@
 """Orthonormal transforms of the rows of a codec: Top-k then keeps coefficients, not numbers.
 
-A 64x64 block has a transform in two dimensions, C = M X M^T; other rows are cut into runs of 64,
-the last perhaps shorter, and each has one of its length, c = M x. M is orthonormal, so that the
-squared error of coefficients is that of numbers, and M^T inverts it.
+A 64x64 block gets a two-dimensional transform, C = M X M^T; any other row is cut into runs of 64
+(the last may be shorter), and each run is transformed by itself, c = M x. M is orthonormal: M^T
+inverts it, and the squared error of the coefficients is that of the numbers.
 
-All machines get the same bits, whatever their number of threads, order of sums, fused or reduced
-precision: M is made of integers of 25 bits, a vector is scaled by a power of two and rounded to
-integers of 24, and no sum of 64 products of them leaves the integers that fp64 holds exactly. The
-error is about that of fp32.
+All machines get the same bits, whatever their number of threads, order of summation, or use of
+fused or reduced precision: M consists of 25-bit integers, a vector is scaled by a power of two and
+rounded to 24-bit integers, and fp64 holds every sum of 64 products of the two exactly. The error is
+about that of fp32.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Transform(ABC):
         """M for n numbers, n in 1..64: fp64 [n, n] on the host, a basis vector in each row."""
 
     def forward(self, x: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """The coefficients of the rows of `x`, in a new tensor; what leaves fp32 saturates.
+        """The coefficients of the rows of `x`, in a new tensor; values beyond fp32 saturate.
 
         Args:
             x: fp32 [rows, columns].
-            shape: of a row, (64, 64) or (columns,).
+            shape: shape of a row, (64, 64) or (columns,).
         """
         return _in_parts(x, shape, lambda n: _integers(self, n, x.device).mT)
 
@@ -77,8 +77,8 @@ class DCT(Transform):
 class Hadamard(Transform):
     """Sums and differences: M_ij = (-1)^(number of ones in the bits of i and j) / sqrt(n).
 
-    It spreads a single large number over its block. Where n is no power of two, M is block diagonal
-    with those powers of two that add up to n, the largest first: 44 = 32 + 8 + 4.
+    Spreads a single large number over its block. If n is not a power of two, M is block diagonal;
+    the blocks have the powers of two that add up to n, the largest first: 44 = 32 + 8 + 4.
 
     Source: J. Sylvester (1867), Thoughts on inverse orthogonal matrices.
 
@@ -114,7 +114,7 @@ def _in_parts(x: Tensor, shape: tuple[int, ...], right: Callable[[int], Tensor])
 
 
 def _apply(x: Tensor, shape: tuple[int, ...], right: Callable[[int], Tensor]) -> Tensor:
-    """`x` times the matrices that `right` has for each length, on both sides of a block."""
+    """`x` times the matrix that `right` gives for a run's length; blocks get it on both sides."""
     rows, columns = x.shape
     wide, whole = x.double(), columns // _SIDE * _SIDE
     out = _product(wide[:, :whole].reshape(-1, _SIDE), right(_SIDE))
@@ -124,7 +124,7 @@ def _apply(x: Tensor, shape: tuple[int, ...], right: Callable[[int], Tensor]) ->
     out = out.reshape(rows, whole)
     if whole < columns:
         out = torch.cat([out, _product(wide[:, whole:], right(columns - whole))], 1)
-    # An input that is not finite has become NaN, and stays so.
+    # Rows with an infinity or NaN have become NaN, and stay so.
     return out.clamp_(-torch.finfo(torch.float32).max, torch.finfo(torch.float32).max).float()
 
 
@@ -134,7 +134,7 @@ def _product(x: Tensor, matrix: Tensor) -> Tensor:
     With |x_i| <= 2^24 and rows of length 2^25, no sum of products exceeds sqrt(n) 2^49 <= 2^52.
     """
     largest = x.abs().amax(-1, keepdim=True)
-    # The power of two at or below it; of an infinity or NaN infinity, and x / infinity is NaN.
+    # The power of two at or below it; infinity if it is not finite, which makes the product NaN.
     power = (largest.view(torch.int64) & _EXPONENT).view(torch.float64).clamp_(min=2.0**-300)
     integers = (x / power).mul_(2.0**_VALUE_BITS).round_()
     return (integers @ matrix).mul_(power * 2.0 ** -(_VALUE_BITS + _MATRIX_BITS))

@@ -40,7 +40,7 @@ def largest(x: Tensor, k: int) -> Tensor:
     rows, columns = x.shape
     if k == columns:
         return torch.arange(k, device=x.device).repeat(rows, 1)
-    # The bits of non-negative floats are ordered as the numbers are; below them, lower places win.
+    # Non-negative floats sort as their bits do; of equal ones, the low half lets lower places win.
     from_the_end = torch.arange(columns - 1, -1, -1, device=x.device)
     keys = (x.abs().view(torch.int32).to(torch.int64) << 32) | from_the_end
     groups = columns // _PER_GROUP
@@ -86,13 +86,13 @@ def _splitmix(state: Any, steps: Any) -> Any:
 
 
 class Values(ABC):
-    """Byte format of the k values that are kept of a row."""
+    """Byte format of the k values kept from a row."""
 
     id: str
     """Part of the codec's id."""
 
     verbatim: torch.dtype = torch.bfloat16
-    """Type of the numbers of a row whose sparse record would not be smaller than plain numbers."""
+    """Type in which a row's numbers are sent as they are if a record would not be smaller."""
 
     spans_rows: bool = False
     """True if the kept values of all rows of a tensor are encoded together."""

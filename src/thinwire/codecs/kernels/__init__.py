@@ -1,8 +1,8 @@
 """Kernels: rows of 4096 numbers in one pass over memory, with the bytes of the plain torch path.
 
 A backend (numba on CPUs, Triton on GPUs) is a module `<name>_backend` in this folder with `NAME`
-(with its version), `supports(device)` and `build(codec)`, which gives a table of functions. It is
-imported when a kernel is first asked for, so that no run waits for a compiler without need.
+(with its version), `supports(device)` and `build(codec)`, which returns a `RowKernel`. It is
+imported when a kernel is first needed, so that no run waits for a compiler it does not use.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ _BY_DEVICE = {"cpu": "numba", "cuda": "triton"}
 class RowKernel(NamedTuple):
     """Functions that encode rows of 4096 numbers to records, and add decoded records.
 
-    They give the bytes, residuals and means of a codec's `write` and `read`, bit for bit: these are
-    the reference. They may not fuse a product with a sum, nor reorder a sum: sums are taken by
-    halves (`thinwire.codecs.levels`). They keep nothing between calls, and threads may call one at
-    the same time. All tensors of a call are on one device. Rows of numbers (fp32 [rows, 4096]) and
-    records (uint8 [rows, nbytes]) follow each other without gaps; records may begin at any byte. No
-    rows are fine.
+    A codec's `write` and `read` are the reference: bytes, residuals and means match it bit for bit.
+    Kernels must not fuse a product with a sum or reorder a sum: sums are taken by halves
+    (`thinwire.codecs.levels`). They keep no state between calls, and threads may call one
+    concurrently. All tensors of a call are on one device. Rows of numbers (fp32 [rows, 4096]) and
+    records (uint8 [rows, nbytes]) are contiguous; records may begin at any byte. Zero rows are
+    fine.
 
     Args:
         encode: (x, out, delta, decay): x = decay * x + delta; out = records of x;
-            x = x - decode(out). The product is rounded before the sum; without a delta x stays as
-            it is, whatever the decay. The caller sees that the sum is finite: a row that is not
-            gets any bytes and any residual, but does not disturb other rows.
-        add: (out, records, weight, counts): out += weight * decode(r) for one worker's records
-            after the other's, of at least one, the product rounded first; and counts += 1 wherever
-            a worker's decoded number is not zero, unless it is None. `ExchangeError` if some bytes
-            are no record; `out` and `counts` are then unusable.
-        largest: (records): a number that no |decoded number| exceeds, without decoding them: that
-            of all levels of the records, infinite or NaN if any of them is; 0 for no rows.
-            `ExchangeError` as above. None if the levels of a record can be read without decoding.
+            x = x - decode(out). The product is rounded before the sum; without a delta x is
+            encoded as it is, whatever the decay. The caller ensures that the sum is finite: a row
+            that is not gets arbitrary bytes and residuals, but does not affect other rows.
+        add: (out, records, weight, counts): out += weight * decode(r) for the records of each
+            worker in turn (one at least), the product rounded first; and counts += 1 wherever a
+            worker's decoded number is not zero, unless counts is None. `ExchangeError` if a record
+            is invalid; `out` and `counts` are then unusable.
+        largest: (records): a bound on |decoded number| found without decoding: the largest level of
+            the records, infinite or NaN if any level is; 0 for no rows. `ExchangeError` as above.
+            The field is None where torch reads the levels of records just as fast.
     """
 
     encode: Callable[[Tensor, Tensor, Tensor | None, float], None]
@@ -59,7 +59,7 @@ class RowKernel(NamedTuple):
 
 
 def find_kernel(codec: GroupedCodec, device: torch.device) -> RowKernel | None:
-    """The kernel that does what `codec` does, compiled; None if torch has to.
+    """The compiled kernel for `codec`; None if plain torch has to do the work.
 
     Raises:
         ConfigurationError: THINWIRE_KERNELS names a backend that is unknown, not installed or not

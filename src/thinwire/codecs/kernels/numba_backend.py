@@ -1,4 +1,4 @@
-"""Kernels compiled by numba for the CPU: a row stays in a core's cache until nothing is left to do.
+"""Kernels compiled by numba for the CPU: a row stays in a core's cache until it is finished.
 
 A call runs in the caller's thread: a batch of 1 MiB is too little work to share.
 """
@@ -80,7 +80,7 @@ def _kernel(
         return torch.tensor(bits, dtype=torch.int32).view(torch.float32)
 
     def refuse(wrong: int) -> None:
-        if wrong:  # only of Top-k
+        if wrong:  # only Top-k records can be
             raise no_indices(CHUNK, to_add[0])
 
     # Compiled now, and not in the middle of the first round.
@@ -88,7 +88,7 @@ def _kernel(
     records = torch.empty(0, codec.record_nbytes(CHUNK), dtype=torch.uint8)
     encode(rows, records, None, 1.0)
     add(rows, [records], 1.0, None)
-    if run_largest is None:  # a few levels a row are read as fast by torch
+    if run_largest is None:  # torch reads a few levels per row just as fast
         return RowKernel(encode, add)
     largest(records)
     return RowKernel(encode, add, largest)

@@ -1,4 +1,4 @@
-"""Dense records of rows of 4096 numbers: tables of 1, 2 and 4 bits, lines of 8 bits, and E3M0."""
+"""Dense rows of 4096 numbers: tables of 1, 2 and 4 bits, affine codes of 8 bits, and E3M0."""
 # pyright: basic
 
 import numpy as np
@@ -29,7 +29,7 @@ _N = 4096
 
 @compiled
 def _place(x, bits, sigmas, spare, eighth, scratch):
-    """Origin and step of a row, as `thinwire.codecs.levels` has them; a step has so many sigmas."""
+    """Origin and step of a row, as in `thinwire.codecs.levels`; a step spans `sigmas` sigmas."""
     top, half = _F((1 << bits) - 1), _F(1 << (bits - 1))
     most = largest_bits(x)
     step = root_mean_square(x, most, spare, eighth, scratch) * sigmas
@@ -67,7 +67,7 @@ def _bin_mean(x, codes, code, level, spare, eighth, scratch):
     return sum_of_eighth(eighth, scratch) / _F(count) * _F(8192)
 
 
-# -- tables and lines ------------------------------------------------------------------------------
+# -- tables and affine codes -----------------------------------------------------------------------
 
 
 @compiled
@@ -84,7 +84,7 @@ def _pack(codes, packed, bits):
 
 @compiled
 def _pick_of_four(q, a, b, c, d):
-    """The q-th: selections are vectors where a table would be a gather."""
+    """The q-th of four: selections vectorise, where a table would need a gather."""
     low, high = b if q & 1 else a, d if q & 1 else c
     return high if q & 2 else low
 
@@ -122,7 +122,7 @@ def _add_levels(x, packed, levels, bits):
 
 @compiled
 def encode(x, delta, decay, out, bits, sigmas):
-    """Encode rows; see `RowKernel`. No row of `delta`: nothing is added."""
+    """Encode rows; see `RowKernel`. An empty `delta` adds nothing."""
     count, head = 1 << bits, 8 if bits == 8 else 2 << bits
     codes, spare = np.empty(_N, np.int32), np.empty(_N, np.float32)
     eighth, scratch = np.empty(EIGHTH, np.float32), np.empty(72, np.float32)
@@ -150,7 +150,7 @@ def encode(x, delta, decay, out, bits, sigmas):
 
 @compiled
 def add(out, counts, records, weight, bits):
-    """Add the numbers of records, and count to rows of `counts`; False: any bytes are a record."""
+    """Add the numbers of records, and count in rows of `counts`; False, as no record is invalid."""
     levels, sent = np.zeros(16, np.float32), np.zeros(16, np.float32)
     head = 8 if bits == 8 else 2 << bits
     for row in range(len(out)):
@@ -180,8 +180,8 @@ def add(out, counts, records, weight, bits):
 def _exponents_of(x, inverse, codes):
     """The nearest of 0 and 2^-6 ... 2^0 times the scale, as its exponent in 3 bits; then the sign.
 
-    Half of the way between two powers of two is where the upper half of the mantissa begins. Half
-    of the way from 0 to 2^-6 is 2^-7, less the half of an ulp that the reference's sum rounds up.
+    Halfway between two powers of two the upper half of the mantissa begins. Halfway from 0 to 2^-6
+    is 2^-7, less the half of an ulp that the reference's sum rounds up.
     """
     for i in range(_N):
         t = abs(x[i]) * inverse
@@ -201,7 +201,7 @@ def _value(code, scale):
 
 @compiled
 def e3m0_encode(x, delta, decay, out):
-    """Encode rows; see `RowKernel`. No row of `delta`: nothing is added."""
+    """Encode rows; see `RowKernel`. An empty `delta` adds nothing."""
     codes = np.empty(_N, np.int32)
     for row in range(len(x)):
         numbers, record = x[row], out[row]

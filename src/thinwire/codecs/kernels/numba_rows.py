@@ -1,11 +1,11 @@
 """Functions shared by numba kernels: bits of floats, sums by halves, bf16, feedback.
 
-Functions here and in the files beside it take rows of constant length, in loops that begin at 0: so
-that no index can be negative, and LLVM makes vectors of them. Nothing is fused or reordered, for no
-function is compiled with fastmath. `nogil`: a caller gives ranges of rows to threads.
+Functions here and in the sister files loop from 0 over rows of constant length: no index can be
+negative, so LLVM vectorises them. Nothing is fused or reordered, because no function is compiled
+with fastmath. `nogil` lets threads call them concurrently.
 
-numba looks at an entry point's own file alone to see whether what it has cached is old: who changes
-this file must touch the others, or delete `__pycache__`.
+numba checks only an entry point's own file to see whether its cache is stale: after a change to
+this file, touch the others or delete `__pycache__`.
 """
 # pyright: basic
 
@@ -26,7 +26,7 @@ EIGHTH = 512
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """`function` compiled at its first call, and kept on disk where a folder can be written."""
+    """`function`, compiled at its first call and cached on disk if a folder is writable."""
     options = {"nogil": True, "error_model": "numpy"}
     try:
         return njit(cache=True, **options)(function)
@@ -59,7 +59,7 @@ def float_of(typingctx, x):
 
 @_intrinsic
 def trailing_zeros(typingctx, x):
-    """Of a uint64 that is not 0."""
+    """The number of trailing zeros of a uint64 that is not 0."""
 
     def codegen(context, builder, signature, args):
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
@@ -69,7 +69,7 @@ def trailing_zeros(typingctx, x):
 
 @compiled
 def put_bf16(record, at, value):
-    """`value` in bf16 (nearest even, saturating) at two bytes of `record`; what it stands for."""
+    """Write `value` to `record` in bf16 (nearest even, saturating); return what it decodes to."""
     limit = _F(3.3895313892515355e38)
     u = bits_of(min(max(value, -limit), limit))
     u = (u + _I(0x7FFF) + ((u >> _I(16)) & _I(1))) & _I(-65536)
@@ -85,7 +85,7 @@ def get_bf16(record, at):
 
 @compiled
 def put_f32(record, at, value):
-    """`value` at four bytes of `record`."""
+    """Write `value` to four bytes of `record`."""
     u = bits_of(value)
     for j in range(4):
         record[at + j] = np.uint8(u >> _I(8 * j))
@@ -118,8 +118,8 @@ def largest_bits(x):
 
 # -- sums by halves --------------------------------------------------------------------------------
 #
-# Three halvings at once: of eight numbers, an eighth of the row apart, first those half a row
-# apart are added.
+# Three halvings at once: of eight numbers, each an eighth of a row from the next, add those half a
+# row apart first.
 
 
 @compiled
@@ -135,7 +135,7 @@ def fold(x, out):
 
 @compiled
 def sum_of_eighth(eighth, scratch):
-    """The sum of a row of which `fold` has left an eighth; `scratch`: 72 float32."""
+    """The sum of a row that `fold` has reduced to an eighth; `scratch`: 72 float32."""
     fold(eighth[:EIGHTH], scratch[:64])
     fold(scratch[:64], scratch[64:72])
     s = scratch[64:72]

@@ -146,7 +146,7 @@ def _put_places(record, places, k, low_bits, high, low):
 
 @compiled
 def _get_places(record, places, k, low_bits, high, low):
-    """Read a record's places; True if they are none. `places` has room for 8 * high + 1."""
+    """Read a record's places; True if they are invalid. `places` has room for 8 * high + 1."""
     n = 0
     for plane in range(8):
         for j in range(high):
@@ -184,7 +184,7 @@ def _sum(x, n):
 
 @compiled
 def _put_values(x, record, places, k, bits, scaled, masked):
-    """Write levels and codes of the kept numbers, and subtract from x the values that they mean."""
+    """Write levels and codes of the kept numbers, and subtract what they decode to from x."""
     per, share = _F(1.0 / k), _F(k)
     n = 1
     while n < k:
@@ -244,7 +244,7 @@ def encode(x, delta, decay, out, k, bits, low_bits, high, low):
 
 @compiled
 def add(out, counts, records, weight, k, bits, low_bits, high, low):
-    """Add the numbers of records, and count to rows of `counts`; True if a record is none."""
+    """Add the numbers of records, and count in rows of `counts`; True if a record is invalid."""
     places, levels = np.empty(8 * high + 1, np.int32), np.empty((2, 4), np.float32)
     m, mask = (bits * k + 7) // 8, (1 << bits) - 1
     for row in range(len(out)):
@@ -268,7 +268,7 @@ def add(out, counts, records, weight, k, bits, low_bits, high, low):
 
 @compiled
 def largest(records, k, bits, low_bits, high, low):
-    """True if a record is none, and the bits of the largest magnitude of a level."""
+    """Whether a record is invalid, and the bits of the largest magnitude of a level."""
     places, most = np.empty(8 * high + 1, np.int32), _I(0)
     for row in range(len(records)):
         record = records[row]

@@ -52,7 +52,7 @@ def build(codec: GroupedCodec) -> RowKernel | None:
     """
     nbytes = codec.record_nbytes(CHUNK)
     match codec:
-        # Then parts of a record have the sizes that Triton's tensors can have.
+        # Only then do the parts of a record have sizes that Triton allows for tensors.
         case TopK(k=k, values=values) if 16 <= k <= 2048 and not k & (k - 1):
             return _sparse(nbytes, k, 2 if isinstance(values, SignLevels) else 1)
         case E3M0():
@@ -73,8 +73,8 @@ def _dense(run: Callable[..., None], nbytes: int, bits: int, value_of: Any) -> R
         run(len(x), x, delta, decay, out)
 
     def add(out: Tensor, records: Sequence[Tensor], weight: float, counts: Tensor | None) -> None:
-        # Where each worker's records begin, without waiting for the device: one kernel then reads
-        # any number of payloads, with none of them copied.
+        # Addresses of the workers' records, copied without waiting for the device: one kernel then
+        # reads any number of payloads in place.
         begins = torch.tensor([r.data_ptr() for r in records], pin_memory=out.is_cuda)
         begins = begins.to(out.device, non_blocking=True)
         constants = {"head": nbytes - 512 * bits, "bits": bits, "value_of": value_of}
@@ -87,7 +87,7 @@ def _dense(run: Callable[..., None], nbytes: int, bits: int, value_of: Any) -> R
 
 def _sparse(nbytes: int, k: int, bits: int) -> RowKernel:
     """The kernel for Top-k records of `nbytes` with codes of `bits` bits."""
-    # One warp does for few numbers, and waits for no other.
+    # One warp is enough for few numbers, and waits for no other.
     constants: dict[str, Any] = {"k": k, "num_warps": max(1, k // 128)}
 
     def encode(x: Tensor, out: Tensor, delta: Tensor | None, decay: float) -> None:
@@ -98,7 +98,7 @@ def _sparse(nbytes: int, k: int, bits: int) -> RowKernel:
         launch(topk.write, len(x), x, out, places, kept, bits=bits, **constants)
 
     def add(out: Tensor, records: Sequence[Tensor], weight: float, counts: Tensor | None) -> None:
-        """One kernel a worker, for the places that were sent; the host waits once, at the end."""
+        """One kernel per worker, over the places it sent; the host waits once, at the end."""
         wrong = torch.zeros(1, dtype=torch.int32, device=out.device)
         for record in records:
             launch(topk.add, len(out), out, record, wrong, weight, bits=bits, **constants)
@@ -107,7 +107,7 @@ def _sparse(nbytes: int, k: int, bits: int) -> RowKernel:
         refuse(wrong)
 
     def largest(records: Tensor) -> Tensor:
-        """The largest level, once all places have been looked at."""
+        """The largest level, after a check of all places."""
         wrong = torch.zeros(1, dtype=torch.int32, device=records.device)
         launch(topk.check, len(records), records, wrong, nbytes, **constants)
         refuse(wrong)

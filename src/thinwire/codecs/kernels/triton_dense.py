@@ -1,7 +1,7 @@
-"""Tables of 1, 2 and 4 bits, lines of 8 bits and E3M0 for GPUs: one kernel a call.
+"""Tables of 1, 2 and 4 bits, affine codes of 8 bits and E3M0 for GPUs: one kernel a call.
 
-The grid of a row, the codes of its numbers, the bin means and the residual come from one reading of
-it: a program keeps the row in registers. The mean takes all workers in one kernel.
+A program keeps a row in registers, and computes its grid, codes, bin means and residual from a
+single read. One kernel adds the records of all workers.
 """
 
 # The bodies of kernels are Triton's language, whose types Python's do not describe.
@@ -30,7 +30,7 @@ _FAR = tl.constexpr(FAR)
 def add(
     out, records, workers, weight, head: tl.constexpr, bits: tl.constexpr, value_of: tl.constexpr
 ):
-    """`head` bytes, then planar codes of `bits` bits; `value_of` reads the head for codes.
+    """Add records of `head` bytes, then planar codes, which `value_of` decodes by the head.
 
     Without a weight, count the numbers that are not zero.
     """
@@ -52,7 +52,7 @@ def add(
 
 @triton.jit
 def _root_mean_square(x):
-    """Of x [4096]: squares are taken of numbers scaled by a power of two to below 2."""
+    """sqrt(mean(x^2)) of x [4096], scaled by a power of two to below 2 before it is squared."""
     magnitude = tl.abs(x)
     most = tl.max(magnitude, 0).to(tl.int32, bitcast=True)
     exponent = tl.minimum(tl.maximum(254 - (most >> 23), 1), 253)
@@ -90,7 +90,7 @@ def _codes(x, origin, step, bits: tl.constexpr):
 
 @triton.jit
 def level_of(record, code):
-    """The numbers of codes of a table, whose levels are in one line of the cache."""
+    """The numbers that table codes stand for; the levels of a table share a cache line."""
     return load_bf16(record + 2 * code)
 
 
@@ -132,7 +132,7 @@ def encode(x, delta, decay, out, bits: tl.constexpr, sigmas: tl.constexpr):
 
 @triton.jit
 def _load_float(where):
-    """The fp32 number at an address that may be odd."""
+    """The fp32 number at an address that may be unaligned."""
     bits = tl.load(where).to(tl.int32) | (tl.load(where + 1).to(tl.int32) << 8)
     bits |= tl.load(where + 2).to(tl.int32) << 16
     return (bits | (tl.load(where + 3).to(tl.int32) << 24)).to(tl.float32, bitcast=True)
@@ -140,13 +140,13 @@ def _load_float(where):
 
 @triton.jit
 def point_of(record, code):
-    """The numbers of codes of a line."""
+    """The numbers that affine codes stand for."""
     return code.to(tl.float32) * _load_float(record + 4) + _load_float(record)
 
 
 @triton.jit
 def _power(code, scale):
-    """+-scale * 2^(code - 7) with the sign of bit 3, and 0 for code 0, also of a scale of NaN."""
+    """+-scale * 2^(code - 7) with the sign of bit 3, and 0 for code 0, even if scale is NaN."""
     magnitude = code & 7
     power = ((magnitude + 120) << 23).to(tl.float32, bitcast=True)
     value = tl.where(magnitude > 0, power * scale, 0.0).to(tl.int32, bitcast=True)
@@ -166,7 +166,7 @@ def encode_e3m0(x, delta, decay, out):
     scale_bits = bf16_bits(most.to(tl.float32, bitcast=True))
     scale = bf16_to_float(scale_bits)
     magnitude = tl.minimum(tl.abs(number) * inverse(scale), 1.0)
-    # The level below, 2^(below - 7), by the exponent; the next one is 2^-6 or as much farther on.
+    # The exponent gives the level below, 2^(below - 7); the next is twice that, or 2^-6 after 0.
     below = tl.minimum(tl.maximum((magnitude.to(tl.int32, bitcast=True) >> 23) - 120, 0), 6)
     level = tl.where(below > 0, ((below + 120) << 23).to(tl.float32, bitcast=True), 0.0)
     inverse_width = ((134 - tl.maximum(below, 1)) << 23).to(tl.float32, bitcast=True)
@@ -181,5 +181,5 @@ def encode_e3m0(x, delta, decay, out):
 
 @triton.jit
 def power_of(record, code):
-    """The numbers of codes of E3M0."""
+    """The numbers that E3M0 codes stand for."""
     return _power(code, load_bf16(record))

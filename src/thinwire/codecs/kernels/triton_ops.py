@@ -1,6 +1,6 @@
 """Functions shared by Triton kernels: sums by halves, bf16 by integers, launches.
 
-Two things that Triton's interpreter does not show would change bits on a GPU. A plain `/` compiles
+Triton's interpreter hides two things that would change bits on a GPU. A plain `/` compiles
 to an approximate division, so kernels write `tl.div_rn` and `tl.sqrt_rn`; and a product is fused
 with a sum unless a kernel is launched with `enable_fp_fusion=False`, as `launch` does. bf16 is
 rounded by integers, because the interpreter rounds ties up.
@@ -62,20 +62,20 @@ def is_tiny(step):
 
 @triton.jit
 def inverse(step):
-    """1 / step, and 0 of what is tiny."""
+    """1 / step, or 0 if step is tiny."""
     return tl.where(is_tiny(step), 0.0, tl.div_rn(1.0, step))
 
 
 @triton.jit
 def load_bf16(where):
-    """The bf16 numbers at addresses that may be odd, in fp32."""
+    """The bf16 numbers at addresses that may be unaligned, in fp32."""
     low = tl.load(where).to(tl.int32)
     return bf16_to_float(low | (tl.load(where + 1).to(tl.int32) << 8))
 
 
 @triton.jit
 def store_bytes(where, bits, count: tl.constexpr):
-    """The lowest `count` (2 or 4) bytes of an int32 at an address that may be odd."""
+    """Store the lowest `count` (2 or 4) bytes of an int32 at an address that may be unaligned."""
     byte = tl.arange(0, count)
     tl.store(where + byte, (bits >> (8 * byte)).to(tl.uint8))
 
@@ -96,7 +96,7 @@ WARPS = 4
 def launch(
     kernel: Any, rows: int, *arguments: Any, num_warps: int = WARPS, **constants: Any
 ) -> None:
-    """Start one program a row, on the device of the first argument and on its current stream."""
+    """Start one program per row, on the device of the first argument and on its current stream."""
     if not rows:
         return
     with torch.cuda.device_of(arguments[0]):

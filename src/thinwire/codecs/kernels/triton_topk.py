@@ -1,11 +1,11 @@
 """Top-k for GPUs: two kernels choose and write, one kernel per worker adds.
 
-Bisection on the bits of the numbers, which are ordered as magnitudes are, finds the k-th magnitude.
+Bisection on the bits of the numbers, which sort as magnitudes do, finds the k-th magnitude.
 Running counts of the numbers above it and of those equal to it then give each kept number its rank
 (of equal ones the lowest places first), and with it its place in the Elias-Fano code.
 
-A reader takes one lane for each bit of the bitmap, twice as many as numbers: the rank of a set bit
-locates the other bits of its number, so that none has to be moved to its place in a list.
+A reader uses one lane per bit of the bitmap, two for each number: the rank of a set bit locates the
+other bits of its number, so that no number has to be moved to its place in a list.
 
 `bits` is the size of a value's code: 1 for sign-mean (a sign), 2 for sign-levels (a level and a
 sign).
@@ -178,7 +178,7 @@ def _load_values(packed, rank, named, k: tl.constexpr, bits: tl.constexpr):
 
 @triton.jit
 def check(records, wrong, nbytes, k: tl.constexpr):
-    """Mark in `wrong` that a record has no places."""
+    """Mark in `wrong` that the places of a record are invalid."""
     row = tl.program_id(0).to(tl.int64)
     _load_places(records + row * nbytes, wrong, k)
 
