@@ -22,7 +22,7 @@ from thinwire.outer.overlap import Delay, FragmentContext, OuterState, Overlap
 _Settings = list[dict[str, Any]]
 
 # The state that takes an optimizer's gradients, by the optimizer's id: two would each find half of
-# them. A state that is there keeps its optimizers, so no other one gets their ids.
+# them. A live state holds its optimizers, so their ids are not reused.
 _OWNERS = weakref.WeakValueDictionary[int, "_GradientState"]()
 
 
@@ -49,7 +49,7 @@ class _GradientState(OuterState):
                 do="call close() of that loop first, or build a new optimizer",
             )
             _OWNERS[id(optimizer)] = self
-        # Weak, so that a loop that is dropped lets go of its optimizers.
+        # Weak, so that a dropped loop lets go of its optimizers.
         capture = weakref.WeakMethod(self._capture)
 
         def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -57,7 +57,7 @@ class _GradientState(OuterState):
             if method is not None:
                 method(optimizer, args, kwargs)
 
-        # Where step() is compiled, its hooks would be, too.
+        # A compiled step() would compile its hooks, too.
         untraced: Any = torch.compiler.disable(hook)
         self._hooks = [o.register_step_pre_hook(untraced) for o in live.optimizers]
         live.to_release.add(self)
@@ -110,7 +110,7 @@ class _GradientState(OuterState):
             )
         tensors = [self.live.parameters[name] for name in self._names]
         found, self._gradients = self._gradients, {}
-        # Kept: their memory takes the mean.
+        # Kept, because `apply` writes the mean into their memory.
         self._sent = [found[p] if p in found else torch.zeros_like(p) for p in tensors]
         vector = self._vector.over(list(map(local_shard, self._sent)))
         if self._clip_norm is None or not found:
@@ -124,7 +124,7 @@ class _GradientState(OuterState):
 
     def apply(self, mean: StreamedVector) -> None:
         parameters = [self.live.parameters[name] for name in self._names]
-        # A worker that resumed in mid-flight has none.
+        # A worker that resumed with a round in flight has none.
         gradients, self._sent = self._sent or list(map(torch.empty_like, parameters)), []
         means = self._vector.over(list(map(local_shard, gradients)))
         for part, values in mean.blocks():
@@ -160,7 +160,7 @@ class _GradientState(OuterState):
         pass
 
     def release(self) -> None:
-        """Give the optimizers back as they were."""
+        """Remove the hooks from the optimizers."""
         for hook in self._hooks:
             hook.remove()
         for optimizer in self.live.optimizers:
@@ -171,12 +171,12 @@ class _GradientState(OuterState):
 class GradientAveraging(OuterOptimizer):
     """g = (1/K) sum_k g_k; theta = InnerOpt(theta, g): the corner where every step is a round.
 
-    What is exchanged is the gradient itself, and the worker's own optimizer does the outer step, so
-    no anchor is kept. Clipping done by an optimizer pre-hook acts on the mean, as in DDP.
+    Workers exchange the gradient itself, and each worker's own optimizer takes the outer step, so
+    no anchor is kept. Clipping in an optimizer pre-hook acts on the mean, as in DDP.
 
     Args:
         clip_norm: each worker's gradient is clipped to this norm before it is sent,
-            g_k min(1, clip_norm / |g_k|), with the norm over all parameters; None does not.
+            g_k min(1, clip_norm / |g_k|), with the norm over all parameters; None does not clip.
 
     Raises:
         ConfigurationError: a norm that is not above 0.

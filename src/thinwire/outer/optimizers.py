@@ -1,4 +1,4 @@
-"""Outer optimizers: what is averaged over workers, and how the mean moves the outer parameters."""
+"""Outer optimizers: what workers average, and how the mean moves the outer parameters."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ LARGEST_RATE = torch.finfo(torch.float32).max
 
 
 class OuterOptimizer(ABC):
-    """Description of an outer optimizer: chooses what is averaged, and applies the mean."""
+    """Description of an outer optimizer: what workers average, and how the mean is applied."""
 
     def check(self, *, sync_every: int, overlap: Overlap) -> None:
-        """Raise `ConfigurationError` if this optimizer does not work with such rounds."""
+        """Raise `ConfigurationError` if this optimizer does not work with rounds like these."""
 
     def check_rounds(self) -> None:
-        """Raise `ConfigurationError` if this optimizer is not for rounds that all take together.
+        """Raise `ConfigurationError` if this optimizer does not suit rounds that all workers share.
 
-        By default it is.
+        By default it does.
         """
 
     def at(self, workers: int) -> OuterOptimizer:
@@ -35,26 +35,26 @@ class OuterOptimizer(ABC):
         return self
 
     elastic_refusal: str | None = None
-    """Why workers that come and go cannot train by this optimizer, though all share one anchor."""
+    """Why workers that come and go cannot use this optimizer even though all share one anchor."""
 
     has_own_anchors: bool = False
-    """True if workers have different outer parameters: then digests and checkpoints differ."""
+    """True if each worker has outer parameters of its own; digests and checkpoints then differ."""
 
     averages_weights: bool = False
     """True if workers send their weights; by default they send pseudo-gradients."""
 
     takes_momentum: bool = False
-    """True if `OuterState.apply` expects the momentum of `Feedback.gives_momentum`, not a mean."""
+    """True if `OuterState.apply` takes the momentum that `Feedback.gives_momentum` provides."""
 
     @abstractmethod
     def bind(self, context: FragmentContext, overlap: Overlap) -> OuterState:
-        """A fresh state for one fragment, whose means are merged by `overlap`."""
+        """A fresh state for one fragment; `overlap` says when and how its means are merged."""
 
 
 class ElementwiseOptimizer(OuterOptimizer):
-    """An optimizer that moves each number of the anchor by itself; subclasses say how.
+    """An optimizer that moves each number of the anchor independently; subclasses say how.
 
-    `step` is given one part of a fragment after the other, never all of it.
+    `step` gets a fragment part by part, never all of it.
 
     >>> SGD(lr=0.5).step(torch.tensor([1.0]), torch.tensor([2.0]), {})
     tensor([0.])
@@ -71,12 +71,12 @@ class ElementwiseOptimizer(OuterOptimizer):
         """Move a part of the vector, [numel], and the same part of the buffers in place.
 
         Args:
-            position: fp32 [numel], which may be overwritten; None are zeros.
-            gradient: fp32 [numel]; it may be overwritten.
-            state: the buffers' parts, and `step` as it was before, which is not changed.
+            position: fp32 [numel], which may be overwritten; None stands for zeros.
+            gradient: fp32 [numel], which may be overwritten.
+            state: parts of the buffers, and the number of earlier steps, which is not changed.
 
         Returns:
-            the new position.
+            The new position.
         """
 
     def bind(self, context: FragmentContext, overlap: Overlap) -> OuterState:
@@ -166,7 +166,7 @@ class AdamW(ElementwiseOptimizer):
     def step(
         self, position: Tensor | None, gradient: Tensor, state: Mapping[str, Tensor]
     ) -> Tensor:
-        """By `torch.optim.AdamW`."""
+        """Step by `torch.optim.AdamW`."""
         position = torch.zeros_like(gradient) if position is None else position
         parameter = nn.Parameter(position, requires_grad=False)
         parameter.grad = gradient
@@ -192,7 +192,7 @@ class ByWorkerCount(OuterOptimizer):
         table: (K, optimizer) rows with K ascending from 1, of elementwise optimizers.
 
     Raises:
-        ConfigurationError: the rows do not start at 1 or do not ascend, or have another optimizer.
+        ConfigurationError: the rows do not ascend from 1, or are not elementwise and of one kind.
 
     >>> from thinwire.outer import SGD
     >>> table = ByWorkerCount(table=((1, SGD(lr=0.7)), (8, SGD(lr=0.9))))
@@ -235,7 +235,7 @@ class ByWorkerCount(OuterOptimizer):
             optimizer.check_rounds()
 
     def rule(self, workers: int) -> ElementwiseOptimizer:
-        """As `at`, with the buffers of all rows: for a state that other numbers go on with."""
+        """As `at`, with the buffers of all rows, so that K may change later."""
         buffers = {tuple(optimizer.buffers(torch.empty(0))) for _, optimizer in self.table}
         row = self.at(workers)
         return row if len(buffers) == 1 else _RowOfTable(table=self, row=row)
@@ -251,14 +251,14 @@ class _RowOfTable(ElementwiseOptimizer):
     row: ElementwiseOptimizer
 
     def buffers(self, like: Tensor) -> dict[str, Tensor]:
-        # Of one kind, so that the one with the most buffers has all of them.
+        # All rows are of one kind, so the one with the most buffers has all of them.
         rows = (optimizer for _, optimizer in self.table.table)
         return max(rows, key=lambda row: len(row.buffers(like[:0]))).buffers(like)
 
     def step(
         self, position: Tensor | None, gradient: Tensor, state: Mapping[str, Tensor]
     ) -> Tensor:
-        # Momentum that this row does not have is none afterwards.
+        # A row without a momentum resets it.
         for key in state.keys() - self.row.buffers(gradient[:0]).keys():
             state[key].zero_()
         return self.row.step(position, gradient, state)
@@ -266,21 +266,21 @@ class _RowOfTable(ElementwiseOptimizer):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DelayedNesterov(ElementwiseOptimizer):
-    """Nesterov momentum where pseudo-gradients arrive one by one: it moves once in N arrivals.
+    """Nesterov momentum for pseudo-gradients that arrive one by one; it moves every N arrivals.
 
         S = S + g
         every N-th arrival:  m = beta m + S/N;  theta = theta - eps ((1 - c N + c) beta m + g/N)
                              S = 0
         every other:         theta = theta - eps (c beta m + g/N)
 
-    N arrivals at one theta are, with c = 0, one step of `SGD(lr=eps, momentum=beta,
-    nesterov=True)` on their mean. An arrival counts 1/N, so N belongs to the workers that take
-    turns: N = K is natural.
+    With c = 0, N arrivals at one theta equal one step of `SGD(lr=eps, momentum=beta,
+    nesterov=True)` on their mean. An arrival counts 1/N, so N should match the number of workers
+    that take turns: N = K is natural.
 
     Args:
-        lr: eps, of a whole mean; an arrival moves theta by eps/N.
+        lr: eps, for a whole mean; an arrival moves theta by eps/N.
         momentum: beta in [0, 1); with 0 an arrival is a step of SGD with eps/N.
-        every: N.
+        every: N, the arrivals per step of the momentum.
         c: share of the momentum that each arrival takes in advance, in [0, 1/N].
 
     Raises:
@@ -303,11 +303,11 @@ class DelayedNesterov(ElementwiseOptimizer):
     def __post_init__(self) -> None:
         SGD(lr=self.lr, momentum=self.momentum)  # refuses what is out of range
         check_whole("every, the arrivals per step of the momentum,", self.every)
-        # N arrivals take the whole momentum at most.
+        # N arrivals take at most the whole momentum.
         check_range(f"c with every={self.every}", self.c, most=1 / self.every)
 
     def check(self, *, sync_every: int, overlap: Overlap) -> None:
-        """Refuse an overlap that steps one fragment's vectors unequally often."""
+        """Refuse an overlap that steps one of a fragment's vectors more often than the other."""
         if overlap.at_once > 1:
             raise ConfigurationError(
                 f"use delayed Nesterov with {type(overlap).__name__}",
@@ -333,7 +333,7 @@ class DelayedNesterov(ElementwiseOptimizer):
     def step(
         self, position: Tensor | None, gradient: Tensor, state: Mapping[str, Tensor]
     ) -> Tensor:
-        """By one arrival."""
+        """Step by one arrival."""
         m, s = state["momentum_buffer"], state["arrived_sum"].add_(gradient)
         weight = self.c
         if (int(state["step"]) + 1) % self.every == 0:
@@ -369,8 +369,8 @@ class _OwnDeltaState(DelayState):
 class DecoupledNesterov(OuterOptimizer):
     """theta_k = theta_k - eta (Delta_k + beta m_k), with the momentum of `DecoupledMomentum`.
 
-    Every worker applies its own Delta_k in full: none is averaged, and workers have anchors of
-    their own, which only the shared part of the momentum holds together.
+    Every worker applies its own Delta_k in full, and none is averaged. Each has an anchor of its
+    own; only the shared part of the momentum holds the anchors together.
 
     Args:
         lr: eta.
@@ -415,10 +415,10 @@ class DecoupledNesterov(OuterOptimizer):
 class Gossip(OuterOptimizer):
     """m_k = mu m_k + eta (phi_k - mean_g theta); phi_k = phi_k - m_k; theta_k = phi_k.
 
-    phi_k is the anchor of worker k, g the workers whose weights theta it is given: under `Pairs`
-    itself and its peer; under `Gather` all of them, where this is outer SGD with heavy-ball
-    momentum. The weights themselves travel: with a pseudo-gradient alone, no worker could pull its
-    anchor towards another one's.
+    phi_k is the anchor of worker k, and g is the group whose weights theta it averages: itself and
+    its peer under `Pairs`, all workers under `Gather`, where this is outer SGD with heavy-ball
+    momentum. The weights themselves travel: from a pseudo-gradient alone, no worker could pull its
+    anchor towards that of a peer.
 
     Between rounds of training the anchors draw together if 0 < eta < 2 (1 - mu^2): for pairs among
     many workers, the second moments of d_k = phi_k - mean phi and m_k, where

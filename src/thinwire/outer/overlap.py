@@ -1,4 +1,4 @@
-"""The outer state of a fragment, and how long a mean may travel before it is merged.
+"""The outer state of a fragment, and how long a mean may be in flight before it is merged.
 
 `Delay` and `Eager` join the outer parameters with the local weights.
 """
@@ -32,10 +32,10 @@ class FragmentContext:
 
     Args:
         live: the worker's weights.
-        names: of the fragment's parameters.
+        names: names of the fragment's parameters.
         workers: K.
-        storage: of the state.
-        alone: whether the worker is the only one, and stays so.
+        storage: where the state is kept.
+        alone: whether this is the only worker, now and later.
     """
 
     live: LiveWeights
@@ -53,15 +53,15 @@ class OuterState(ABC):
         """The pseudo-gradient, [numel]: computed as it is read, until the block ends."""
 
     def pseudo_gradient(self) -> Tensor:
-        """What `measure` gives, as a new fp32 [numel]."""
+        """The pseudo-gradient of `measure` as a new fp32 [numel]."""
         with self.measure() as delta:
             return delta.whole()
 
     def on_sent(self, delta: LazyVector) -> None:
-        """`delta`, which `measure` gave, is finite and goes out now; by default nothing is done."""
+        """Note that `delta`, from `measure`, is finite and is sent now; does nothing by default."""
 
     def contribution(self, delta: LazyVector) -> LazyVector:
-        """The vector that is sent for `delta`, which `measure` gave: by default `delta`.
+        """The vector to send for `delta`, which comes from `measure`: by default `delta` itself.
 
         A state of an optimizer that `averages_weights` returns the weights.
         """
@@ -77,13 +77,13 @@ class OuterState(ABC):
     def reset_live(self, local_delta: Tensor | None) -> None:
         """Reset the local weights to `anchor - local_delta` [numel]; to the anchor if None.
 
-        Only where rounds may be cancelled.
+        Used only where rounds can be cancelled.
         """
         raise NotImplementedError
 
     @abstractmethod
     def flat_anchor(self) -> Tensor:
-        """The outer parameters as one fp32 vector [numel], to be read only."""
+        """The outer parameters as one fp32 vector [numel], which must not be changed."""
 
     def digest(self) -> bytes:
         """Eight bytes that tell the outer parameters of two workers apart."""
@@ -98,15 +98,15 @@ class OuterState(ABC):
         """Continue from `state`, bit for bit."""
 
     def memory(self) -> dict[str, int]:
-        """Bytes of `anchor` and of all else, `outer state`, that are held now."""
+        """Bytes held now: those of the `anchor`, and of everything else as `outer state`."""
         held = {name: tensor.nbytes for name, tensor in self.state_dict().items()}
         anchor = held.pop("anchor", 0)
         return {"anchor": anchor, "outer state": sum(held.values())}
 
     def prefetch(self, *, for_step: bool) -> None:
-        """Begin to bring to the device what `apply` needs, or else `pseudo_gradient`.
+        """Begin to copy to the device what `apply` needs; if not `for_step`, what `measure` needs.
 
-        By default nothing.
+        Does nothing by default.
         """
 
 
@@ -114,23 +114,23 @@ class DelayState(OuterState):
     """Delta = anchor - local; anchor = OuterOpt(anchor, mean); local = mix(local, anchor).
 
     The anchor is stored between rounds, and moved part by part. Live weights of 16 bits start a
-    round from the rounded anchor, and Delta is what they moved from there: rounding is not
+    round from the rounded anchor, and Delta is how far they moved from there: rounding is not
     movement. Weights of 64 bits are rounded to fp32 once a round.
 
     A rule steps a *position*: the anchor minus an origin. By default the origin is the anchor
     itself, so the position starts at zero and becomes the update. A lone worker without a delay
-    shares its origin with no other, and takes its own weights for it: with outer learning rate 1,
-    (anchor - local) - 1 * (anchor - local) is exactly zero, where anchor minus the rounded
-    difference would be its weights with a rounding error.
+    takes its own weights as the origin, which no other worker needs to know: with outer learning
+    rate 1, (anchor - local) - 1 * (anchor - local) is exactly zero, while the anchor minus the
+    rounded difference would be its weights with a rounding error.
 
     Args:
-        overlap: of the rounds.
+        overlap: when a mean is applied, and how it is mixed in.
         rule: moves the anchor.
-        context: the worker and its fragment, whose local weights the anchor starts from.
-        averages_weights: a mean is one of weights, and the gradient is the anchor minus it.
+        context: the worker and its fragment; the anchor starts from its local weights.
+        averages_weights: means are of weights, and the gradient is the anchor minus the mean.
 
     Attributes:
-        rule: another one of the same buffers may take its place between rounds.
+        rule: may be replaced between rounds by a rule with the same buffers.
     """
 
     def __init__(
@@ -146,14 +146,14 @@ class DelayState(OuterState):
         self._alone = context.alone and overlap.tau == 0
         self._is_measured = False
         start, storage = context.live.read(context.names), context.storage
-        # They exist from the start: then the checkpoint of a fresh loop has every key for
+        # Made at once, so that the state of a fresh loop has every key for
         # torch.distributed.checkpoint to fill.
         buffers = rule.buffers(start)
         # AdamW counts its steps in a scalar tensor on the host, which stays there.
         self._scalars = {key: value for key, value in buffers.items() if value.ndim == 0}
         self._buffers = {k: storage.keep(v) for k, v in buffers.items() if v.ndim > 0}
         self._vector = storage.keep(start)
-        # Column sums of the anchor, and how often it had been changed by then.
+        # Column sums of the anchor, and its version when they were taken.
         self._sums: tuple[HostCopy, int] | None = None
 
     @contextmanager
@@ -194,20 +194,20 @@ class DelayState(OuterState):
         weights.close()
 
     def prefetch(self, *, for_step: bool) -> None:
-        """Begin to copy the anchor, and for a step the buffers, to the device."""
+        """Begin to copy the anchor to the device, and for a step the buffers as well."""
         for kept in (self._vector, *(self._buffers.values() if for_step else ())):
             kept.prefetch()
 
     @contextmanager
     def reading(self) -> Generator[Tensor]:
-        """The anchor on the device, not to be changed."""
+        """The anchor on the device, which must not be changed."""
         try:
             yield self._vector.fetch()
         finally:
             self._vector.release()
 
     def flat_anchor(self) -> Tensor:
-        """The anchor where it is stored, not to be changed."""
+        """The anchor where it is stored, which must not be changed."""
         return self._vector.stored()
 
     def step(
@@ -219,8 +219,8 @@ class DelayState(OuterState):
         """Take an outer step.
 
         Args:
-            mean: [numel], of pseudo-gradients or of weights.
-            then: given every part of the new anchor as it is made, not to be changed.
+            mean: mean of pseudo-gradients or of weights, [numel].
+            then: called with every part of the new anchor, which it must not change.
             origin: subtracted from the anchor for the step; the anchor itself by default.
         """
         for kept in (self._vector, *self._buffers.values()):
@@ -232,7 +232,7 @@ class DelayState(OuterState):
         try:
             for part, values in mean.blocks():
                 self._step_part(part, values, vector, buffers, origin)
-                # Also if writing the local weights is interrupted, all parts take this step.
+                # All parts take this step, even if writing the local weights is interrupted.
                 if then is not None and failure is None:
                     try:
                         then(part, part.read(vector))
@@ -246,7 +246,7 @@ class DelayState(OuterState):
         if failure is not None:
             raise failure
         if not vector.is_cpu:
-            # On its way while the worker trains on: no later round waits for it.
+            # Copied while the worker trains on, so that no later round waits for it.
             self._sums = HostCopy(column_sums(vector)), self.flat_anchor()._version
 
     def _step_part(
@@ -272,9 +272,9 @@ class DelayState(OuterState):
             part.write(buffer, parts[key])
 
     def digest(self) -> bytes:
-        """`anchor_digest` of the anchor, whose sums a step on a GPU has left."""
+        """`anchor_digest` of the anchor; a step on a GPU has already taken the sums."""
         vector = self.flat_anchor()
-        # torch counts changes in place: also those that another made through a view.
+        # torch counts changes in place, including those made through a view.
         if self._sums is None or self._sums[1] != vector._version:
             self._sums = HostCopy(column_sums(vector)), vector._version
         return digest_of(self._sums[0].read())
@@ -288,7 +288,7 @@ class DelayState(OuterState):
         """Continue from `state`.
 
         Raises:
-            CheckpointError: it has other keys or shapes.
+            CheckpointError: `state` has other keys or shapes.
         """
         mine, theirs = (
             {k: list(v.shape) for k, v in s.items()} for s in (DelayState.state_dict(self), state)
@@ -309,14 +309,14 @@ class DelayState(OuterState):
 
 
 class Overlap(ABC):
-    """Description of what happens between sending a pseudo-gradient and training on.
+    """Description of how training goes on between sending a pseudo-gradient and merging its mean.
 
-    Args of its methods: `sync_every` is H.
+    In all methods `sync_every` is H.
     """
 
     @abstractmethod
     def check(self, *, sync_every: int) -> None:
-        """Raise `ConfigurationError` if rounds of that length cannot hold the overlap."""
+        """Raise `ConfigurationError` if rounds of that length are too short for the overlap."""
 
     @abstractmethod
     def steps(self, *, sync_every: int) -> int:
@@ -328,8 +328,8 @@ class Overlap(ABC):
     def check_cancellable(self) -> None:
         """Raise `ConfigurationError` if a round in flight cannot be cancelled.
 
-        Rounds are cancelled where workers come and go, or resume with another number of them. By
-        default they can be.
+        Rounds are cancelled where workers come and go, or where their number changes on resuming.
+        By default they can be.
         """
 
     @abstractmethod
@@ -337,13 +337,13 @@ class Overlap(ABC):
         """Join the local weights of `context` with outer parameters that `rule` moves.
 
         Args:
-            rule: of the outer optimizer.
+            rule: moves the outer parameters.
             context: the worker and its fragment.
         """
 
 
 def _movement(weights: OpenWeights, anchor: Tensor, *, is_rounded: bool) -> LazyVector:
-    """anchor - local, from the anchor as the local weights had it."""
+    """anchor - local, with the anchor as rounded for the local weights if `is_rounded`."""
 
     def compute(part: VectorPart, out: Tensor | None) -> Tensor:
         at = part.read(anchor)
@@ -355,7 +355,7 @@ def _movement(weights: OpenWeights, anchor: Tensor, *, is_rounded: bool) -> Lazy
 
 
 def _unrounded(weights: OpenWeights, anchor: Tensor) -> LazyVector:
-    """The local weights, with what rounding to 16 bits took from them: that is no movement."""
+    """The local weights plus what rounding took from the anchor: rounding is not movement."""
 
     def compute(part: VectorPart, out: Tensor | None) -> Tensor:
         values = weights.read(part, out)
@@ -368,12 +368,12 @@ def _unrounded(weights: OpenWeights, anchor: Tensor) -> LazyVector:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Delay(Overlap):
-    """The mean of what was sent after step t is applied after step t + tau.
+    """Apply the mean of what was sent after step t after step t + tau.
 
         theta   = OuterOpt(theta, mean_k Delta_k)
         theta_k = alpha theta_k + (1 - alpha) theta
 
-    The next Delta is taken from theta as it is, not as it was mixed. tau 0 and alpha 0 are DiLoCo:
+    The next Delta is measured from theta, not from the mixed weights. DiLoCo is tau 0 and alpha 0:
     the worker waits, and trains on from theta.
 
     Args:
@@ -395,12 +395,12 @@ class Delay(Overlap):
     at_once = 1  # the anchor must have moved before the next Delta is taken from it
 
     def __post_init__(self) -> None:
-        # A checkpoint holds whole steps: half a step would be another one after resuming.
+        # A checkpoint holds whole steps, so that half a step would change on resuming.
         check_whole("tau, the inner steps of an exchange,", self.tau, least=0)
         check_range("mixing", self.mixing, most=1)
 
     def check(self, *, sync_every: int) -> None:
-        """An answer must be there before its fragment is sent again."""
+        """The answer must arrive before its fragment is sent again."""
         check(
             self.tau < max(1, sync_every),
             f"apply a mean tau={self.tau} steps late with sync_every={sync_every}",
@@ -424,7 +424,7 @@ class _EagerState(DelayState):
     def __init__(self, rule: ElementwiseOptimizer, context: FragmentContext) -> None:
         super().__init__(Delay(), rule, context)
         self._context, self._own = context, DelayState(Delay(), rule, context)
-        # Pseudo-gradients of rounds under way, the oldest first.
+        # Pseudo-gradients of rounds in flight, the oldest first.
         self._sent: deque[StoredTensor] = deque()
 
     def prefetch(self, *, for_step: bool) -> None:
@@ -437,14 +437,14 @@ class _EagerState(DelayState):
     def measure(self) -> Generator[LazyVector]:
         with self._own.reading() as own:
             moved = _movement(self._live.open(), own, is_rounded=True).whole()
-        # Whole, because `on_sent` moves the local weights before it is encoded.
+        # Whole, because `on_sent` moves the local weights before the pseudo-gradient is encoded.
         yield DenseVector(moved)
 
     @torch.no_grad()
     def on_sent(self, delta: LazyVector) -> None:
         self._sent.append(self._context.storage.keep(delta.whole().clone()))
         if len(self._sent) == 1:
-            # No earlier round is on its way: take the own part of the step at once.
+            # No earlier round is in flight: take this worker's part of the step at once.
             self._move_own(lambda: self._shares(delta))
 
     def _shares(self, delta: LazyVector) -> Iterator[tuple[VectorPart, Tensor]]:
@@ -461,10 +461,10 @@ class _EagerState(DelayState):
     def _corrected(
         self, mean: StreamedVector, answered: StoredTensor, latest: StoredTensor | None
     ) -> Iterator[tuple[VectorPart, Tensor]]:
-        """The mean, less this worker's part of it, plus its part of the latest round."""
+        """The mean, minus this worker's part of it, plus its part of the latest round."""
         share = 1 / self._context.workers
         for part, values in mean.blocks():
-            # From where they rest: whole, they would take room on the device.
+            # Read where they are stored: whole, they would take memory on the device.
             values.sub_(part.read(answered.stored()).to(values.device), alpha=share)
             if latest is not None:
                 values.add_(part.read(latest.stored()).to(values.device), alpha=share)
@@ -503,13 +503,13 @@ class _EagerState(DelayState):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Eager(Overlap):
-    """One whole round of overlap: others' last round, and of this one what the worker did itself.
+    """One whole round of overlap: the last round of all, and the worker's own part of this one.
 
         theta   = OuterOpt(theta, mean_j Delta_j^(t-H))
         theta_k = OuterOpt_k(theta_k, mean_j Delta_j^(t-H) + (Delta_k^t - Delta_k^(t-H)) / K)
 
-    Every worker trains on from its own theta_k, from which its next Delta is taken; theta is what
-    all workers share, what is evaluated and what is checked for drift. Twice the outer state.
+    Every worker trains on from its own theta_k, from which its next Delta is measured. All workers
+    share theta, which is evaluated and checked for drift. Takes twice the outer state.
 
     Source: Eager updates (arXiv 2502.12996). Differs: the paper keeps no theta apart; ours is the
     outer optimizer on the means as they come, and theta_k the paper's.
@@ -521,7 +521,7 @@ class Eager(Overlap):
     at_once = 2  # a round is sent just before the mean of the last one is applied
 
     def check(self, *, sync_every: int) -> None:
-        """A round of any length holds it: the mean is applied one round later."""
+        """Any length of rounds will do: the mean is applied one round later."""
 
     def check_cancellable(self) -> None:
         """Refuse: each worker has moved on by its own part of the rounds in flight.
