@@ -1,4 +1,4 @@
-"""Inner optimizers that torch lacks, and what tells them one kind of parameter from another."""
+"""Inner optimizers that torch lacks, and the roles by which they tell parameters apart."""
 
 from thinwire.optim.muon import Muon, muon_groups
 from thinwire.optim.roles import Role, parameter_roles

@@ -15,7 +15,7 @@ SCALES: dict[str, Callable[[int, int], float]] = {
     "rms": lambda fan_out, fan_in: 0.2 * math.sqrt(max(fan_out, fan_in)),
     "original": lambda fan_out, fan_in: math.sqrt(max(1, fan_out / fan_in)),
 }
-"""The length of an orthogonal update by its name, given fan_out and fan_in."""
+"""Scales of an orthogonal update by name, as functions of fan_out and fan_in."""
 
 _BELOW = {
     **dict.fromkeys(("lr", "adamw_lr", "weight_decay", "eps"), math.inf),
@@ -24,10 +24,10 @@ _BELOW = {
 
 
 def check_hyperparameters(values: Mapping[str, Any]) -> None:
-    """Refuse what no inner optimizer can run with.
+    """Refuse values that no inner optimizer can run with.
 
     Learning rates, decay and eps must lie in [0, inf), momentum and both betas in [0, 1), and the
-    scale must be a known one. Names that are absent, or None, are not looked at.
+    scale must be a known one. Names that are absent or None are not checked.
 
     Raises:
         ConfigurationError: a value is out of range or NaN, or a name unknown.

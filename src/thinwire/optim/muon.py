@@ -1,7 +1,7 @@
-"""Muon with AdamW for what is not a hidden matrix, as one torch optimizer.
+"""Muon for hidden matrices and AdamW for the rest, as one torch optimizer.
 
 The optimizer knows nothing of models: `muon_groups` reads a model's roles once and writes them
-into ordinary parameter groups, which say by which rule each tensor is stepped.
+into ordinary parameter groups, each of which names the rule that steps its tensors.
 """
 
 # torch's optimizers are made of its _foreach functions, which have no public name.
@@ -36,8 +36,8 @@ BATCH_ELEMENTS = 2**24
 """Most elements that are orthogonalised at once: 64 MiB of fp32, whatever the model's size."""
 
 # A batch takes up to 15 bytes of temporaries per element, and 20 on a CPU that multiplies bf16 in
-# fp32. A sixteenth of the parameters is about one byte for each; batches of fewer elements than the
-# least are slower than they are small.
+# fp32, so a sixteenth of the parameters takes about one byte for each. Batches below the least cost
+# more time than they save memory.
 _SHARE, _LEAST_ELEMENTS = 16, 2**18
 
 
@@ -55,8 +55,8 @@ def muon_groups(
 ) -> list[dict[str, Any]]:
     """Divide a model's parameters into the groups that `Muon` takes.
 
-    MATRIX goes to the rule "muon", in one group per layout; EMBEDDING and HEAD go to "adamw" and
-    are decayed; VECTOR goes to "adamw" and is **not** decayed. Empty groups are left out.
+    MATRIX goes to the rule "muon", in one group per layout; EMBEDDING and HEAD go to "adamw" with
+    weight decay; VECTOR goes to "adamw" **without** it. Empty groups are left out.
 
     Args:
         model: any module.
@@ -64,7 +64,7 @@ def muon_groups(
         adamw_lr: learning rate of everything else.
         weight_decay: of all but vectors; the decay of a step is lr * weight_decay.
         overrides: roles by parameter name, as in `parameter_roles`.
-        iteration: that orthogonalises; groups hold its fields, "coefficients" and "preconditioned".
+        iteration: orthogonalises; groups hold its fields, "coefficients" and "preconditioned".
 
     Returns:
         Parameter groups, the same on every worker that holds the same model.
@@ -85,7 +85,7 @@ def muon_groups(
     by_layout = {key: [n for n in matrices if layouts[n] == key] for key in LAYOUTS}
     vectors = [name for name, role in roles.items() if role is Role.VECTOR]
     tables = [name for name, role in roles.items() if role in (Role.EMBEDDING, Role.HEAD)]
-    # A group holds numbers only, so that a checkpoint needs no class to be read.
+    # A group holds plain values only, so that reading a checkpoint needs no class of ours.
     muon = {"rule": "muon", "lr": lr, "weight_decay": weight_decay, **asdict(iteration)}
     rest = {"rule": "adamw", "lr": lr if adamw_lr is None else adamw_lr}
     members = [(names, muon | {"layout": key}) for key, names in by_layout.items()]
@@ -111,9 +111,9 @@ class Muon(torch.optim.Optimizer):
     that is larger; temporaries take up to 15 bytes for each element of a batch.
 
     Parameters may be DTensors (FSDP2, HSDP, tensor parallelism, or several of these): the result is
-    that of the unsharded optimizer. Moments and decay stay on the shards. A matrix is put together
-    on one rank of its mesh, orthogonalised there, and its shards are sent back; the matrices of one
-    shape are divided among the ranks. All ranks of a mesh must take the same steps.
+    that of the unsharded optimizer. Moments and decay stay on the shards. A matrix is assembled on
+    one rank of its mesh, orthogonalised there, and its shards are sent back; the ranks divide the
+    matrices of one shape among them. All ranks of a mesh must take the same steps.
 
     Args:
         params: groups with a "rule", "muon" or "adamw", as `muon_groups` makes them. A group may
@@ -131,8 +131,8 @@ class Muon(torch.optim.Optimizer):
     Raises:
         ConfigurationError: a group has no rule or an unknown one; a number is out of range; the
             scale or layout is unknown; a parameter is complex, or has no two dimensions for "muon";
-            a DTensor is Partial, or cut otherwise than its placements say. From `step`: a gradient
-            is sparse, or some ranks of a parameter's mesh have one and others do not.
+            a DTensor is Partial, or not cut as its placements say. From `step`: a gradient is
+            sparse, or some ranks of a parameter's mesh have one and others do not.
 
     >>> layer = nn.Linear(4, 4, bias=False)
     >>> optimizer = Muon(muon_groups(layer, lr=1.0, weight_decay=0.0))
@@ -172,7 +172,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, which must say its "rule"; a group that is refused leaves no trace."""
+        """Add a group, which must have a "rule"; a refused group leaves no trace."""
         super().add_param_group(param_group)
         try:
             check_group(self.param_groups[-1], _RULES)
@@ -207,7 +207,7 @@ class Muon(torch.optim.Optimizer):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Piece:
-    """Views of the same matrices in a parameter, its gradient and its momentum, as held here."""
+    """Views of the same matrices in this rank's parameter, gradient and momentum."""
 
     weight: Tensor
     gradient: Tensor
@@ -219,14 +219,14 @@ class _Piece:
 
 _Group = Mapping[str, Any]
 _State = Mapping[Tensor, dict[str, Any]]
-# Of each parameter, as this rank holds it: weight, gradient, momentum, and how they are cut.
+# For each parameter, as this rank holds it: weight, gradient, momentum, and how they are cut.
 _Held = Iterable[tuple[Tensor, Tensor, Tensor, tuple[Cut, ...]]]
 
 
 def _step_adamw(params: list[Tensor], group: _Group, state: _State) -> None:
     for p in params:
         if not state[p]:
-            # On the host, as torch keeps it: the functional adamw would else wait for the device.
+            # On the host, as torch keeps it: otherwise the functional adamw waits for the device.
             state[p]["step"] = torch.tensor(0.0, dtype=torch.float32, device="cpu")
             state[p]["exp_avg"], state[p]["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
     states = [state[p] for p in params]
@@ -258,7 +258,7 @@ def _step_muon(params: list[Tensor], group: _Group, state: _State) -> None:
     torch._foreach_add_(momenta, gradients)
     torch._foreach_mul_(weights, 1 - float(group["lr"]) * group["weight_decay"])
     cuts = [cuts_of(p, 2 if layout.stacked else p.ndim) for p in params]
-    # Of whole parameters, so that all ranks of a mesh find the same.
+    # Computed from whole parameters, so that all ranks of a mesh agree.
     most = max(_LEAST_ELEMENTS, sum(p.numel() for p in params) // _SHARE)
     most = min(most, BATCH_ELEMENTS)
     held = zip(weights, gradients, momenta, cuts, strict=True)
@@ -280,7 +280,7 @@ def _move(batch: Sequence[_Piece], layout: MatrixLayout, group: _Group) -> None:
 
 def _orthogonalised(tensors: Sequence[Tensor], layout: MatrixLayout, group: _Group) -> list[Tensor]:
     unfolded = [layout.unfold(tensor) for tensor in tensors]
-    # One is a view: the largest matrix of a model may be a good part of it.
+    # A single matrix is a view, not a copy: the largest may be a good part of the model.
     stack = unfolded[0][None] if len(unfolded) == 1 else torch.stack(unfolded)
     found = orthogonalise(stack, group["coefficients"], preconditioned=group["preconditioned"])
     return [layout.fold(matrix, tensors[0].shape) for matrix in found.unbind()]
@@ -303,7 +303,7 @@ def _split(tensor: Tensor, layout: MatrixLayout, most: int) -> Sequence[Tensor]:
 
 
 def _batches(pieces: Iterator[_Piece], most: int) -> Iterator[Sequence[_Piece]]:
-    # By the shape of the whole: two shapes may leave one rank the same shard and others not.
+    # By the whole shape: two shapes may have equal shards on one rank and different ones on others.
     alike: defaultdict[object, list[_Piece]] = defaultdict(list)
     for piece in pieces:
         alike[piece.shape, piece.cuts, piece.weight.dtype, piece.weight.device].append(piece)

@@ -1,8 +1,8 @@
 """Orthogonalisation of matrices by a Newton-Schulz iteration: the heart of Muon.
 
-torch has one of its own, `torch.optim._muon._zeropower_via_newtonschulz`, which does not serve: it
-takes a single (a, b, c) for all iterations where MuLoCo tunes one per iteration, it takes one 2-D
-matrix at a time where a transformer has dozens of the same shape, and it is private.
+torch's own `torch.optim._muon._zeropower_via_newtonschulz` does not fit: it takes a single
+(a, b, c) for all iterations where MuLoCo tunes one per iteration, it takes one 2-D matrix at a time
+where a transformer has dozens of the same shape, and it is private.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PAPER_COEFFICIENTS: tuple[tuple[float, float, float], ...] = (
 )
 """(a, b, c) of each of the five iterations, from the released code of MuLoCo (arXiv 2505.23725)."""
 
-# Rows of zeros stay zeros; |x|^2 of others is far above, for |X| = 1.
+# Rows of zeros stay zeros; since |X| = 1, |x|^2 of any other row is far above this.
 _LEAST_ROW = 1e-12
 
 
@@ -78,14 +78,14 @@ def orthogonalise(
         X = S X,   S_ii = (sum_j |(X X^T)_ij|)^(-1/2)  if preconditioned
         A = X X^T;   X = a X + (b A + c A A) X        once for each (a, b, c)
 
-    S raises small singular values and leaves none above 1, but changes what X is rotated to a
-    little: U V^T is then that of S M.
+    S raises small singular values and leaves none above 1, but changes the result a little: U V^T
+    is then that of S M.
 
     With the paper's coefficients, singular values of at least 0.005 ||M||_F end up between 0.97 and
     1.12; smaller ones are raised in proportion, zeros stay zeros.
 
     Args:
-        matrices: [..., m, n], real, any strides; each matrix is treated by itself.
+        matrices: [..., m, n], real, any strides; each matrix is orthogonalised by itself.
         coefficients: one (a, b, c) for each iteration.
         dtype: of the iteration, default bf16; norms are taken in fp32 or better whatever it is.
         preconditioned: whether to scale the rows (of a tall matrix, the columns) by S.
@@ -128,7 +128,7 @@ def _iterate(x: Tensor, coefficients: Sequence[Sequence[float]], *, precondition
         x = x.to(wide)
         gram = torch.bmm(x, x.mT).to(dtype)
         if preconditioned and index == 0:
-            # The first product serves for both: that of S X is S X X^T S.
+            # One product is enough for both: that of S X is S X X^T S.
             scale = gram.float().abs().sum(-1, keepdim=True).clamp(min=_LEAST_ROW).rsqrt()
             x, gram = (x * scale).to(dtype).to(wide), (gram * scale * scale.mT).to(dtype)
         gram = gram.to(wide)

@@ -1,8 +1,8 @@
 """Roles of parameters: matrix, embedding, output head or vector.
 
-Muon treats hidden matrices only. Which parameters those are is read off the module tree: off the
-class of the module that owns a parameter, and off the head that the model itself declares. It is
-never read off a name: in MuLoCo's released code a hidden layer named "overhead" moves to AdamW.
+Muon treats hidden matrices only. The module tree tells which parameters those are: the class of the
+module that owns a parameter, and the head that the model itself declares. Names never do: in
+MuLoCo's released code a hidden layer named "overhead" moves to AdamW.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from thinwire.errors import check, unknown_name
 
 
 class Role(enum.Enum):
-    """Kind of a parameter, to an optimizer that treats kinds differently.
+    """Kind of a parameter, for optimizers that treat kinds differently.
 
     >>> [role.name for role in Role]
     ['MATRIX', 'EMBEDDING', 'HEAD', 'VECTOR']
@@ -32,7 +32,7 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MatrixLayout:
-    """How a parameter stores its matrices; `LAYOUTS` has each by an id that a checkpoint can hold.
+    """How a parameter stores its matrices; `LAYOUTS` maps ids, which fit a checkpoint, to layouts.
 
     * `out_in`: [..., out, in], as nn.Linear and Mixtral's experts; earlier ones count matrices.
     * `in_out`: [..., in, out], as the Conv1D of GPT-2 and the experts of GPT-OSS.
@@ -87,12 +87,12 @@ def parameter_roles(
     one, it is the last module with a parameter of two or more dimensions (embeddings aside), if
     that parameter has the shape of some embedding's.
 
-    All else is a MATRIX: a bare position table [1, T, C], for instance, or the
-    head of a classifier. `overrides` is for those.
+    A bare position table [1, T, C] or the head of a classifier is therefore a MATRIX, unless
+    `overrides` says otherwise.
 
     Args:
         model: any module; tied parameters count once, under the first of their names.
-        overrides: roles by name, which win over everything above.
+        overrides: roles by name, which take precedence over everything above.
 
     Returns:
         A role for every name in `model.named_parameters()`, in that order.
@@ -153,22 +153,22 @@ def parameter_layouts(model: nn.Module) -> dict[str, str]:
 
 
 def _owned(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter]]:
-    """Every parameter with each module that holds it directly; tied ones come more than once."""
+    """Every parameter with each module that holds it directly; tied ones occur more than once."""
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             yield module, parameter
 
 
 def _is_vector(module: nn.Module, parameter: nn.Parameter) -> bool:
-    # A norm over several dimensions has a gain of as many; experts, as transformers declares them,
-    # stack their biases as [E, out].
+    # The gain of a norm over several dimensions has as many itself; transformers' experts stack
+    # their biases as [E, out].
     if parameter.ndim <= 1 or isinstance(module, nn.LayerNorm | nn.RMSNorm):
         return True
     return parameter.ndim == 2 and isinstance(getattr(module, "is_transposed", None), bool)
 
 
 def _heads(model: nn.Module, embeddings: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-    # The whole tree, for the model may be in a wrapper (DistributedDataParallel, a trainer's).
+    # The whole tree, because the model may be wrapped (by DistributedDataParallel or a trainer).
     for module in model.modules():
         getter = getattr(module, "get_output_embeddings", None)
         head = getter() if callable(getter) else None

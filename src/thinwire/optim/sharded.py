@@ -3,19 +3,19 @@
 A matrix can only be orthogonalised as a whole. Of many matrices cut alike along a mesh dimension of
 n ranks, rank r takes every n-th one, starting at the r-th:
 
-    all-to-all:  the shards of matrix i go to rank i mod n, which puts them together
-    rank r:      solves the matrices it was dealt, whole
-    all-to-all:  the shards of matrix i go back to where they came from
+    all-to-all:  the shards of matrix i go to rank i mod n, which assembles them
+    rank r:      solves the whole matrices it was dealt
+    all-to-all:  the shards of matrix i go back to their ranks
 
-Where a matrix is cut along several mesh dimensions, "solves" is the same deal along the next one:
-nothing is computed twice, and no group is needed that the mesh does not have. Ranks along which
-matrices are not cut at all (HSDP's replicas) do the same work on the same numbers.
+If a matrix is cut along several mesh dimensions, "solves" is the same deal along the next one:
+nothing is computed twice, and the mesh's own groups are enough. Ranks along which matrices are not
+cut at all (HSDP's replicas) do the same work on the same numbers.
 
-Who is dealt what follows from global shapes and the order of the parameters, which all ranks of a
-mesh share. Only groups of a parameter's own mesh are used, for a worker is often part of a world.
+The deal follows from global shapes and the order of the parameters, which all ranks of a mesh
+share. It uses only groups of a parameter's own mesh, because a worker may be a part of the world.
 
-DTensors are known by what they have, so that torch.distributed.tensor, which is slow to import, is
-never imported here.
+DTensors are recognised by their attributes, so that torch.distributed.tensor, which is slow to
+import, is never imported here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from thinwire.fragments.sharding import check_placement
 from thinwire.live_weights import local_shard
 
 Solve = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-"""From whole matrices of one shape to as many of the same shape."""
+"""Maps whole matrices of one shape to the same number of matrices of that shape."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +49,7 @@ class Cut:
     mesh: Any
     mesh_dim: int
     dim: int
-    """Dimension of the tensor, from the end: that stays the same when a stack is taken apart."""
+    """Dimension of the tensor, counted from the end, which unstacking does not change."""
     size: int
     """Size of that dimension before this cut."""
     split_factor: int
@@ -88,9 +88,9 @@ def _chunks(places: range, count: int) -> list[range]:
 
 
 def cuts_of(parameter: Tensor, matrix_dims: int) -> tuple[Cut, ...]:
-    """The cuts through the last `matrix_dims` dimensions of a parameter, the last one made first.
+    """The cuts through the last `matrix_dims` dimensions of a parameter, in reverse order.
 
-    Cuts that leave matrices whole do not count: a stack of experts of which each rank holds some.
+    Leaves out cuts that keep matrices whole, such as those of a stack of experts into whole ones.
     Empty for a parameter that is not a DTensor.
     """
     return tuple(cut for cut in reversed(tuple(_all_cuts(parameter))) if cut.dim >= -matrix_dims)
@@ -117,7 +117,7 @@ def _all_cuts(parameter: Tensor) -> Iterator[Cut]:
 
 
 def whole_shape(shard: Sequence[int], cuts: Sequence[Cut]) -> tuple[int, ...]:
-    """The shape of a shard when `cuts` are undone."""
+    """The shape of a shard once `cuts` are undone."""
     shape = list(shard)
     for cut in cuts:
         shape[cut.dim] = cut.size
@@ -125,15 +125,15 @@ def whole_shape(shard: Sequence[int], cuts: Sequence[Cut]) -> tuple[int, ...]:
 
 
 def deal(shards: Sequence[Tensor], cuts: Sequence[Cut], solve: Solve) -> list[Tensor]:
-    """Put shards together, solve each whole matrix on one rank, and bring the shards back.
+    """Assemble shards, solve each whole matrix on one rank, and return the shards.
 
-    Every rank of the cuts' mesh must call this with as many shards, of the same matrices in the
-    same order; shards may be empty.
+    Every rank of the cuts' mesh must call this with shards of the same matrices in the same order;
+    shards may be empty.
 
     Args:
-        shards: of any number of matrices of one shape and dtype, all cut alike.
+        shards: one for each of any number of matrices of one shape and dtype, all cut alike.
         cuts: from `cuts_of`; without any, `shards` are whole.
-        solve: what to do with whole matrices; it is not called for none.
+        solve: what to do with whole matrices; not called if there are none.
 
     Returns:
         For each shard, the same shard of the solved matrix.
@@ -179,7 +179,7 @@ def local_gradient(parameter: Tensor) -> Tensor:
         return gradient
     placements = cast("Any", parameter).placements
     if tuple(gradient.placements) != tuple(placements):
-        # Tensor parallelism leaves sums over the ranks to be taken: a norm's, between sharded rows.
+        # Tensor parallelism leaves some sums over ranks pending, as for a norm on sharded rows.
         gradient = gradient.redistribute(placements=placements)
     return local_shard(gradient)
 
@@ -187,9 +187,9 @@ def local_gradient(parameter: Tensor) -> Tensor:
 def check_same_gradients(parameters: Iterable[Tensor]) -> None:
     """Raise on every rank unless all ranks of a mesh have gradients for the same parameters.
 
-    Otherwise ranks would put shards of different matrices together, or wait for each other without
-    end. The ranks tell each other two bytes for each parameter: that it has a gradient, that it
-    has none.
+    Otherwise ranks would mix shards of different matrices, or wait for each other forever. Ranks
+    exchange two flags, of one byte, for each parameter: that it has a gradient, and that it has
+    none.
     """
     by_mesh: defaultdict[Any, list[Tensor]] = defaultdict(list)
     for parameter in parameters:

@@ -15,7 +15,7 @@ class SignSGD(torch.optim.Optimizer):
 
     Args:
         params: parameters or groups of them, as for any torch optimizer.
-        lr: by how much every weight moves in a step.
+        lr: how far every weight moves in a step.
         weight_decay: decoupled; the decay of a step is lr * weight_decay.
 
     Raises:
