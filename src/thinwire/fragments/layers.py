@@ -1,4 +1,4 @@
-"""Which parameters belong to which layer of a model, by its module tree and never by names.
+"""Which parameters belong to which layer of a model, by its module tree and never by their names.
 
 A language model keeps its layers in one container: transformers in an `nn.ModuleList`, torchtitan
 in an `nn.ModuleDict`, a toy in an `nn.Sequential`. Containers hold other things too (experts, the
@@ -24,7 +24,7 @@ class Part:
         name: its first name in `model.named_parameters()`.
         aliases: all its names, `name` first; tied parameters have several.
         numel: elements of the whole tensor, even if this rank holds a shard of it.
-        layer: of the model's stack, from 0; None outside of it.
+        layer: index in the model's stack of layers, from 0; None outside of it.
 
     >>> Part(name="h.0.w", aliases=("h.0.w",), numel=6, layer=0).layer
     0
@@ -45,8 +45,8 @@ def find_layers(model: nn.Module) -> dict[str, int]:
         model: any module, also wrapped, compiled or sharded.
 
     Returns:
-        Layer, counted from 0, by name in `model.named_parameters()`; a parameter that several
-        layers share is in the first. Empty if there is no stack.
+        Layer, counted from 0, by name in `model.named_parameters()`; a parameter shared by several
+        layers belongs to the first. Empty if there is no stack.
 
     >>> find_layers(nn.Sequential(nn.Linear(2, 2, bias=False), nn.Tanh(), nn.Linear(2, 2)))
     {'0.weight': 0, '2.weight': 1, '2.bias': 1}
@@ -61,9 +61,9 @@ def find_layers(model: nn.Module) -> dict[str, int]:
 def stack_of(model: nn.Module) -> list[nn.Module]:
     """The layers of `model`, in order; [] if it has no stack of layers.
 
-    A stack is an `nn.ModuleList`, or an `nn.Sequential` or `nn.ModuleDict` with two children or
-    more that are of one class. Children without parameters do not count, and embedding tables are
-    not layers. The stack with the most parameters wins; of equal ones, the outermost.
+    A stack is an `nn.ModuleList`, or an `nn.Sequential` or `nn.ModuleDict` with at least two
+    children of one class. Children without parameters do not count, and embedding tables are not
+    layers. The stack with the most parameters wins; of equal ones, the outermost.
 
     >>> len(stack_of(nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))))
     2

@@ -1,4 +1,4 @@
-"""Layout: places of a fragment's parameters in its flat vector."""
+"""Layout: where each parameter of a fragment lies in its flat vector."""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -17,8 +17,8 @@ class Segment:
     """A parameter, or some rows of one, in a flat vector.
 
     Args:
-        name: of the parameter.
-        shape: of this part of it.
+        name: name of the parameter.
+        shape: shape of this part of it.
         role: "matrix", "embedding", "head" or "vector".
         start: its first element's place in the vector.
 
@@ -43,7 +43,7 @@ class Segment:
 
     @property
     def matrix(self) -> tuple[int, int]:
-        """Rows (first dimension) and columns (all others); fewer than two dimensions are 1 row."""
+        """Rows (first dimension) and columns (all others); a vector or scalar is one row."""
         if len(self.shape) < 2:
             return 1, self.numel
         return self.shape[0], math.prod(self.shape[1:])
@@ -68,7 +68,7 @@ class Layout:
 
         Args:
             shapes: by name.
-            roles: by name; by default two dimensions or more are a matrix, fewer a vector.
+            roles: by name; by default "matrix" for two dimensions or more, else "vector".
         """
         segments: list[Segment] = []
         start = 0
@@ -98,7 +98,7 @@ class Layout:
     def cut(self, parts: int) -> "list[tuple[int, Layout]]":
         """`parts` pieces of the vector of about equal size: (first element, layout of the piece).
 
-        Cuts are between parameters, or after a multiple of 64 rows of one, so that rows and 64x64
+        Cuts lie between parameters, or after a multiple of 64 rows of one, so that rows and 64x64
         blocks stay whole. Pieces may be empty.
 
         >>> [piece.numel for _, piece in Layout.of({"w": (256, 4)}).cut(2)]
@@ -115,7 +115,7 @@ class Layout:
         ]
 
     def _piece(self, start: int, end: int, *, skip: int) -> "Layout":
-        # Of many workers each has a few segments: looking at all for each takes minutes.
+        # With many pieces, each has a few segments: scanning all of them every time takes minutes.
         segments: list[Segment] = []
         for s in islice(self.segments, skip, None):
             if s.start >= end:
@@ -146,7 +146,7 @@ def _nearest(places: Sequence[int], wanted: int) -> int:
 
 
 def wire_order(shapes: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
-    """Names in the order of the wire: tensors of whole chunks first, ragged and small ones last.
+    """Names in wire order: tensors of whole chunks first, ragged and small ones last.
 
     >>> wire_order({"norm": (64,), "w": (64, 64)})
     ('w', 'norm')

@@ -23,13 +23,13 @@ class Offsets(ABC):
             sync_every: H, inner steps from one exchange of a fragment to the next.
 
         Raises:
-            ConfigurationError: the rule does not fit so many fragments or so short an interval.
+            ConfigurationError: the rule does not suit that number of fragments or that interval.
         """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spread(Offsets):
-    """t_p = floor(p H / P): evenly over the interval, the first exchange after H steps or more.
+    """t_p = floor(p H / P): evenly over the interval, and no exchange before step H.
 
     Raises:
         ConfigurationError: P > H, when `of` is called.
@@ -61,8 +61,8 @@ class At(Offsets):
         steps: t_p in [0, H) for each fragment; equal ones are exchanged after the same step.
 
     Raises:
-        ConfigurationError: an offset is negative or not an integer; when `of` is called, there is
-            not one offset for each fragment, or one is not below H.
+        ConfigurationError: an offset is negative or not an integer. From `of`: the offsets do not
+            match the fragments in number, or one is not below H.
 
     >>> At(steps=(4, 0)).of(2, sync_every=10)
     ((4, 4), (0, 10))
@@ -93,7 +93,7 @@ class Fragment:
     """Parameters that are exchanged together, every `sync_every` inner steps.
 
     Args:
-        index: in the plan and in the state of the outer loop.
+        index: place in the plan and in the state of the outer loop.
         names: parameter names, in the order in which they are laid out on the wire.
         offset_steps: t_p; the fragment is due when (t - t_p) mod H = 0.
         first_step: the first inner step, counted from 1, after which it may be due.
@@ -164,7 +164,7 @@ class _ByLayers(Fragments):
         """The fragment of a layer, of `count` fragments."""
 
     def plan(self, parts: Sequence[Part], *, sync_every: int) -> tuple[Fragment, ...]:
-        """Fragments of layers, and one of the parameters outside of the stack, if there are any."""
+        """Fragments of layers, and one of the parameters outside of the stack, if any."""
         layers = _layers(type(self).__name__, parts)
         count = -(-len(set(layers.values())) // self.layers)
         home = dict.fromkeys((part.name for part in parts), count)
@@ -176,8 +176,8 @@ class _ByLayers(Fragments):
 class Strided(_ByLayers):
     """Layer l of L goes to fragment l mod n, n = ceil(L / layers); the rest is the last fragment.
 
-    The rest is outside of the stack of layers: embedding, final norm and head. Layers
-    without trainable parameters are not counted.
+    The rest is everything outside of the stack: embedding, final norm and head. Layers without
+    trainable parameters do not count.
 
     Args:
         layers: the most layers in a fragment.
@@ -203,7 +203,7 @@ class Strided(_ByLayers):
 class Sequential(_ByLayers):
     """Layer l goes to fragment floor(l / layers); parameters outside of the stack are the last one.
 
-    Layers without trainable parameters are not counted.
+    Layers without trainable parameters do not count.
 
     Args:
         layers: layers in a fragment; the last fragment of layers may have fewer.
@@ -280,12 +280,12 @@ class ByModule(Fragments):
     the `_orig_mod.` of torch.compile can be left out.
 
     Args:
-        modules: for each fragment the modules (with all they hold) and parameters it consists of.
+        modules: for each fragment, its modules (with all they hold) and parameters.
         offsets: when the fragments are due.
 
     Raises:
-        ConfigurationError: a fragment without names; when a model is planned, a name that matches
-            nothing trainable, a parameter in no fragment or in two, also under two names.
+        ConfigurationError: a fragment without names. When a model is planned: a name that matches
+            nothing trainable, or a parameter that is in no fragment or in two.
 
     >>> parts = [Part(name=n, aliases=(n,), numel=1, layer=None) for n in ("a.w", "a.b", "c.w")]
     >>> [f.names for f in ByModule(modules=(("c", "a.b"), ("a.w",))).plan(parts, sync_every=30)]
@@ -298,7 +298,7 @@ class ByModule(Fragments):
     def __post_init__(self) -> None:
         for index, names in enumerate(self.modules):
             wrong: object = names
-            # A str is a sequence of letters, each of which would be taken for a module.
+            # A str is a sequence too: each letter would be taken for a module.
             if isinstance(wrong, str) or not names:
                 raise ConfigurationError(
                     f"make fragment {index} of {wrong!r}",
@@ -335,7 +335,7 @@ class ByModule(Fragments):
 
 
 def _named(index: int, wanted: str, spellings: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    """Everything called `wanted`, or held by a module of that name, and under which spelling."""
+    """The parameters called `wanted` or held by a module of that name, with their spellings."""
     hits = {
         name: spelling
         for name, known in spellings.items()
@@ -359,7 +359,7 @@ def _named(index: int, wanted: str, spellings: Mapping[str, tuple[str, ...]]) ->
 
 
 def _spellings(parts: Iterable[Part]) -> dict[str, tuple[str, ...]]:
-    """For each part its accepted names: all aliases, and these without the names of wrappers."""
+    """Accepted names of each part: all aliases, with and without the names of wrappers."""
     bare = {
         part.name: [
             ".".join(piece for piece in alias.split(".") if piece not in WRAPPERS)
@@ -367,14 +367,14 @@ def _spellings(parts: Iterable[Part]) -> dict[str, tuple[str, ...]]:
         ]
         for part in parts
     }
-    # "module." is a wrapper's only if it holds every parameter.
+    # "module." is a wrapper only if it holds every parameter.
     while all(name.startswith("module.") for names in bare.values() for name in names) and bare:
         bare = {key: [n.removeprefix("module.") for n in names] for key, names in bare.items()}
     return {part.name: (*part.aliases, *bare[part.name]) for part in parts}
 
 
 def _layers(rule: str, parts: Iterable[Part]) -> dict[str, int]:
-    """The layer of each part of the stack, among the layers that have any."""
+    """The layer of each part in the stack, counting only layers that have parts."""
     layers = {part.name: part.layer for part in parts if part.layer is not None}
     if not layers:
         raise ConfigurationError(

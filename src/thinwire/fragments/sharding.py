@@ -33,7 +33,7 @@ def by_holders(names: Iterable[str], parameters: Mapping[str, Tensor]) -> list[l
     """`names` in groups whose parameters are held by the same ranks of this worker.
 
     Ranks that hold the same parameter must encode it alike, so it cannot share chunks or levels
-    with a parameter of which each rank holds another shard.
+    with a parameter of which each rank holds a different shard.
 
     >>> import torch
     >>> by_holders(["a", "b"], {"a": torch.ones(1), "b": torch.ones(2)})
@@ -46,7 +46,7 @@ def by_holders(names: Iterable[str], parameters: Mapping[str, Tensor]) -> list[l
 
 
 def check_placement(tensor: Tensor, cannot: str) -> None:
-    """Raise `ConfigurationError` that one `cannot` do something with an unreduced sum."""
+    """Raise `ConfigurationError`, saying what one `cannot` do, if `tensor` is an unreduced sum."""
     check(
         not any(p.is_partial() for p in getattr(tensor, "placements", ())),
         cannot,
@@ -56,7 +56,7 @@ def check_placement(tensor: Tensor, cannot: str) -> None:
 
 
 def sharded_like(parameter: Tensor, local: Tensor) -> Tensor:
-    """`local`, this rank's part, as a tensor cut as `parameter` is; itself if that is not cut.
+    """`local`, this rank's part, as a tensor sharded like `parameter`; as it is if that is not.
 
     >>> import torch
     >>> sharded_like(torch.ones(2), torch.zeros(2))
