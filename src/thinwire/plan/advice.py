@@ -41,47 +41,47 @@ LOSSES: Final[Mapping[str, tuple[float, str]]] = {
 }
 """Loss relative to data-parallel AdamW on the same number of tokens, and the arm that measured it.
 
-Means over the seeds that both have in benchmarks/results/claims-small.json: 0.25M parameters, 480
-steps, 4 workers, rounds of 10 steps. A test compares them. Settings without a row count as their
-preset.
+Means over the seeds that both arms have in benchmarks/results/claims-small.json: 0.25M parameters,
+480 steps, 4 workers, rounds of 10 steps. A test compares them. Settings without a row count as
+their preset.
 """
 NO_EXCHANGE_LOSS: Final = 0.336
-"""Loss of workers that only average at the end. A method that loses as much is not advised."""
+"""Loss of workers that only average at the end. A method that loses this much is not advised."""
 LOSS_SOURCE: Final = (
     "Loss: measured against data-parallel AdamW on as many tokens, with 0.25M parameters, 4 "
     "workers, rounds of 10 steps and three to six seeds. Longer rounds and more workers lose "
     "more. It is no forecast: compare at your own size."
 )
-"""Source of the losses, printed below a table of them."""
+"""Source of the losses, printed below their table."""
 USED_SHARE: Final = 0.85
-"""Share of the rate that hidden exchanges may use: headers take a twentieth, and each delay of a
-message that barely fits is waited for. Replays of messages as long as the steps that hide them
-waited as with 0.82 to 0.86 of the rate (docs/log.md)."""
+"""Share of the rate that hidden exchanges may use: headers take a twentieth, and every delay of a
+message that barely fits becomes a wait. Replayed messages as long as the steps that hide them
+waited as if at 0.82 to 0.86 of the rate (docs/log.md)."""
 Table: TypeAlias = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
 """A title, headings, and rows of cells."""
 INTERVALS: Final = (5, 7, 10, 15, 20, 30, 40, 50, 64, 80, 100, 128, 160, 200, 256)
-"""H that are tried."""
+"""The values of H to try."""
 FEWEST_ROUNDS: Final = 10
-"""Rounds of a run, at least."""
+"""The fewest rounds of an advised run."""
 
 _LONGEST_MEASURED: Final = 30
 _ONE_EXCHANGE: Final = ("ddp", "demo", "decoupled_momentum", "noloco")
 _MOST: Final = 5
-# A fiftieth apart.
+# Each longer than the last by a fiftieth.
 _LONGER: Final = tuple(round(INTERVALS[-1] * 1.02**power) for power in range(1, 302))
 _NEAR: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """A preset and its settings, as in `--method`; None keeps the preset's.
+    """A preset and its settings, as in `--method`; None keeps the preset's own.
 
     Args:
-        preset: its name.
-        parameters: for which a preset chooses its inner optimizer.
-        bits: of a number on the wire.
+        preset: name of the preset.
+        parameters: size of the model, for presets that choose their inner optimizer by it.
+        bits: bits of a number on the wire.
         density: share of the numbers that is sent, such as "1/32".
-        layers: in a fragment.
+        layers: layers in a fragment.
         tau: inner steps that an exchange may take.
         sync_every: H.
         exchange: gather or reduce_scatter, where the method itself would choose.
@@ -120,14 +120,14 @@ class Choice:
 
     @property
     def coded(self) -> str:
-        """What of it matters to `LOSSES`: the codec, and whether owners encode again."""
+        """The key into `LOSSES`: codec settings, and whether owners encode again."""
         scatters = self.exchange if self.exchange == "reduce_scatter" else None
         coded = replace(self, parameters=None, layers=None, tau=None, sync_every=None)
         return replace(coded, exchange=scatters).text
 
     @property
     def loss_share(self) -> float:
-        """Measured loss, by `LOSSES`."""
+        """The measured loss, from `LOSSES`."""
         return (LOSSES.get(self.coded) or LOSSES[self.preset])[0]
 
     @property
@@ -159,7 +159,7 @@ class NeededChange:
     Args:
         quantity: bandwidth or sync-every.
         value: bit/s or inner steps.
-        choice: that would reach it.
+        choice: the choice that would reach the target.
     """
 
     quantity: str
@@ -173,10 +173,10 @@ class Advice:
 
     Args:
         target: utilisation to reach.
-        recommended: choices of up to five presets that reach it, least measured loss first, and
-            data parallelism if it does.
-        closest: the busiest choice if none reaches it; None if none can run.
-        changes: each would let a choice reach it; empty if one does.
+        recommended: choices of up to five presets that reach the target, least measured loss first,
+            and data parallelism if it does.
+        closest: the busiest choice if none reaches the target; None if none can run.
+        changes: changes, each of which would let a choice reach the target; empty if one does.
     """
 
     target: float
@@ -188,7 +188,7 @@ class Advice:
 def choices(parameters: float) -> Iterator[Choice]:
     """All choices for a model of `parameters`, each with its preset's H.
 
-    Methods that lost as much as workers that do not exchange are left out.
+    Leaves out methods that lost as much as workers that do not exchange.
     """
     muon = Choice(preset="muloco")
     if 150e6 <= parameters <= 15e9:  # MuLoCo's inner rates are published for these
@@ -224,14 +224,14 @@ def advise(
     """The choices that keep the workers of `job` busy, least measured loss first.
 
     For each setting of each preset, takes the shortest rounds that reach the target, because longer
-    ones lose more. For each preset, takes the setting with the least measured loss among those with
-    rounds no longer than measured ones, else the one with the shortest rounds. The job's H is kept,
-    and a run with a known number of tokens has at least 10 rounds.
+    ones lose more. For each preset, takes the setting with the least measured loss among those
+    whose rounds are no longer than was measured, else the one with the shortest rounds. Keeps the
+    job's H, and gives a run with a known number of tokens at least 10 rounds.
 
     Args:
         job: model, workers and link.
         target: utilisation to reach.
-        usable: raises ConfigurationError for a method that cannot run; default: all can.
+        usable: raises ConfigurationError for a method that cannot run; by default all can.
 
     >>> from thinwire.plan.compute import Compute
     >>> from thinwire.plan.link import Link
@@ -251,7 +251,7 @@ def advise(
     search = _Search(job, target, usable)
     ordered = search.best()
     shown = ordered[:_MOST]
-    # If the link carries plain data parallelism, a user should know.
+    # A user should know that the link carries plain data parallelism.
     shown += [choice for choice in ordered[_MOST:] if choice.preset == "ddp"]
     closest = None if shown else max(search.longest_rounds(), key=search.utilisation, default=None)
     return Advice(
@@ -273,7 +273,7 @@ class _Search:
 
     def __init__(self, job: Job, target: float, usable: Callable[[Method], None]) -> None:
         self._target, self._usable = target, usable
-        # The choices have an H of their own.
+        # Each choice has its own H.
         self._job = replace(job, sync_every=None)
         longest = math.inf if job.steps is None else job.steps // FEWEST_ROUNDS
         given = INTERVALS if job.sync_every is None else (job.sync_every,)
@@ -288,7 +288,7 @@ class _Search:
 
         def within_a_preset(choice: Choice) -> tuple[int, float, int, int]:
             every = choice.sync_every or 1
-            # Seeds differ by more than parts of a percent.
+            # Rounded, because seeds differ by more than a fraction of a percent.
             return (
                 max(every, _LONGEST_MEASURED),
                 round(choice.loss_share, 2),
@@ -308,8 +308,8 @@ class _Search:
         return Recommendation(choice=choice, forecast=found)
 
     def changes(self) -> Iterator[NeededChange]:
-        """Changes that help, each by itself: a faster link, or longer rounds."""
-        # The least rate is that of one of those that are nearly busy enough.
+        """Changes that each help on their own: a faster link, or longer rounds."""
+        # One of the choices that are nearly busy enough needs the least rate.
         busiest = sorted(self.longest_rounds(), key=self.utilisation, reverse=True)[:_NEAR]
         rates = dict[Choice, float]()
         for choice in busiest:
@@ -350,7 +350,7 @@ class _Search:
         return found
 
     def _job_of(self, choice: Choice) -> Job:
-        """The job, at the rate that a choice may use."""
+        """The job, over the share of the link that a choice may use."""
         if choice.tau is None:
             return self._job
         link, share = self._job.link, USED_SHARE
@@ -361,8 +361,8 @@ class _Search:
         """Messages of a choice; None if it cannot run, or rounds twice and was not measured so."""
         every = choice.sync_every
         if choice.has_rounds and choice.tau is None and every is not None:
-            # A whole model has the same size in rounds of any length, and computing it takes long
-            # for a thousand workers.
+            # A whole model has the same size in rounds of any length, and for a thousand workers it
+            # takes long to compute.
             once = self._traffic(replace(choice, sync_every=None))
             if once is None:
                 return None
@@ -421,7 +421,7 @@ def advice_table(advice: Advice, job: Job) -> Table:
 
 
 def money_text(cost: float | None) -> str:
-    """A sum in three digits, or in full from 1,000 on; "-": not known.
+    """A sum in three digits, or in full from 1,000 on; "-" if unknown.
 
     >>> money_text(12.345), money_text(12345.6), money_text(None)
     ('12.3', '12,346', '-')

@@ -24,12 +24,12 @@ class Measured:
     """Measurements of a run, to compare with a prediction.
 
     Args:
-        training_s: seconds of worker 0 in inner and outer steps, without start, evaluation and
-            saving.
-        inner_s: of these, in inner steps; of all workers if they share a process.
-        wait_s: of these, waiting for exchanges.
-        sent_nbytes: by worker 0.
-        received_nbytes: by worker 0.
+        training_s: seconds that worker 0 spent in inner and outer steps, without start, evaluation
+            and saving.
+        inner_s: seconds of these in inner steps; of all workers if they share a process.
+        wait_s: seconds of these waiting for exchanges.
+        sent_nbytes: bytes that worker 0 sent.
+        received_nbytes: bytes that worker 0 received.
     """
 
     training_s: float
@@ -40,7 +40,7 @@ class Measured:
 
     @property
     def utilisation(self) -> float:
-        """Share of the time in which inner steps were computed."""
+        """Share of the time that went into inner steps."""
         return self.inner_s / self.training_s if self.training_s else 1.0
 
 
@@ -49,11 +49,11 @@ class Calibration:
     """The job of a run.
 
     Args:
-        method: with which it trained.
+        method: method of the run.
         steps: inner steps.
         traffic: messages of worker 0.
-        job: model, workers and an inner step, over a link without limits; coding is the time in
-            neither inner steps nor waits.
+        job: model, workers and an inner step, over a link without limits; time outside of inner
+            steps and waits counts as coding.
         measured: seconds and bytes of the run.
     """
 
@@ -68,7 +68,7 @@ class Calibration:
 
         Args:
             link: of every worker.
-            late_s: delay of each answer that the link does not explain.
+            late_s: delay of each answer that the link does not account for.
         """
         return replace(self.job, link=link, topology=OverTcp(late_s=late_s)).scenario(self.traffic)
 
@@ -80,14 +80,14 @@ def calibrate(folder: Path | str, *, step_s: float | None = None) -> Calibration
         coding = median (training - inner - wait) / exchanges
 
     Args:
-        folder: of a finished run.
-        step_s: seconds of an inner step of one worker, in place of the measured ones. Workers that
-            share a process need it: they share its cores, so the records do not have the step time
-            of one of them.
+        folder: folder of a finished run.
+        step_s: seconds of one worker's inner step, in place of the measured ones. Required if
+            workers shared a process: they shared its cores, so no record has the step time of one
+            worker.
 
     Raises:
         ConfigurationError: the folder is not that of a run, is incomplete or damaged, or lacks a
-            number that is needed.
+            necessary number.
     """
     status = read_run(Path(folder))
     if status.run is None:
@@ -128,7 +128,7 @@ def _measured_compute(run: FinishedRun, sent: Traffic) -> Compute:
     do = "give the step time of one worker, or pass a run under torchrun"
     check(here == 1, _what(run.folder), because=f"{because}time of its own", do=do)
     spans = _spans(run)
-    # All that is neither an inner step nor waiting: encoding, decoding, the outer step.
+    # Everything but inner steps and waits: encoding, decoding, the outer step.
     coding_s = [max(0.0, all_s - in_s - w) / n for _, n, all_s, in_s, w in spans if n]
     parameters = sum(message.parameters for message in sent.messages) / len(sent.messages)
     return Compute(
@@ -140,7 +140,7 @@ def _measured_compute(run: FinishedRun, sent: Traffic) -> Compute:
 def _spans(run: FinishedRun) -> list[list[float]]:
     """Steps, exchanges, and seconds of training, inner steps and waits between two records.
 
-    Time before the first record is left out: it has all that happens once.
+    Leaves out the time before the first record, in which everything that happens once happens.
     """
     names = ("rounds", "training_s", "inner_s")
     counters = [
@@ -170,17 +170,17 @@ def _shape(run: FinishedRun) -> Shape:
 
 
 def planned_traffic(run: FinishedRun, method: Method, shape: Shape) -> Traffic:
-    """The messages of `run`, if their bytes equal those that it counted.
+    """The messages of `run`, if their bytes match the count of the run.
 
     Elastic workers also repeat rounds and heal, so their bytes are not compared.
 
     Args:
-        run: that counted its bytes.
-        method: of the run.
-        shape: of its model.
+        run: a run that counted its bytes.
+        method: method of the run.
+        shape: shape of its model.
 
     Raises:
-        ConfigurationError: the run counted other bytes, or the planner cannot plan for its workers.
+        ConfigurationError: the bytes do not match, or the planner cannot plan for the workers.
     """
     size, summary = run.config.worker_size, run.summary
     because = f"its workers have {size} ranks each, which divide what is sent"

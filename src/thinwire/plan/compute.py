@@ -1,4 +1,4 @@
-"""Computation of a worker: inner steps, and the coding of its messages."""
+"""A worker's computation: inner steps, and encoding and decoding messages."""
 
 import math
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ def peak_flops_per_s(name: str) -> float:
     """The peak flop/s of the accelerator called `name`; case, spaces and dashes do not matter.
 
     Args:
-        name: without the maker's.
+        name: name without that of the maker.
 
     Raises:
         ConfigurationError: an unknown accelerator.
@@ -56,17 +56,17 @@ def _plain(name: str) -> str:
 class Compute:
     """One inner step of a worker, and seconds per parameter to encode and decode its messages.
 
-    `benchmarks/bench.py codecs` measures those of coding.
+    `benchmarks/bench.py codecs` measures the latter.
 
     Args:
-        step_s: forward, backward and the inner optimizer.
-        encode_s_per_parameter: with error feedback.
-        decode_s_per_parameter: of one worker's payload; the benchmark has that of all workers'
-            together.
-        outer_s_per_parameter: of the outer optimizer and the merge.
+        step_s: time for forward, backward and the inner optimizer.
+        encode_s_per_parameter: time to encode, with error feedback.
+        decode_s_per_parameter: time to decode one worker's payload; the benchmark measures all
+            workers' payloads together.
+        outer_s_per_parameter: time for the outer optimizer and the merge.
 
     Raises:
-        ConfigurationError: a step of no time or of infinite time.
+        ConfigurationError: step_s is not above 0 or not finite.
     """
 
     step_s: float
@@ -87,8 +87,8 @@ class Compute:
 
         Args:
             parameters: N.
-            tokens: D, of one worker in one step.
-            flops_per_s: at the accelerator's peak; of all accelerators of a worker.
+            tokens: D, tokens of one worker in one step.
+            flops_per_s: peak of all of a worker's accelerators together.
             mfu: share of the peak that training reaches, in (0, 1].
 
         >>> Compute.of_flops(1e9, 1e6, 1e15, 0.5).step_s

@@ -11,7 +11,7 @@ from thinwire.plan.simulate import BUSY, Scenario, required_bandwidth, simulate,
 from thinwire.transport.metered import times_fewer
 
 UTILISATIONS: Final = (0.5, 0.8, 0.9, 0.95, 0.99)
-"""Utilisations for which the bandwidth is computed: those of Streaming DiLoCo's Table 4."""
+"""Utilisations for which to compute the bandwidth: those of Streaming DiLoCo's Table 4."""
 
 _HOUR_S, _DAY_S, _GB = 3600.0, 86_400, 1e9
 _ROUNDS: Final = 16
@@ -19,42 +19,42 @@ _ROUNDS: Final = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
-    """Bytes, time and cost of a method, of one worker unless noted, in the long run.
+    """Bytes, time and cost of a method in the long run, for one worker unless noted.
 
     Args:
-        method: name.
+        method: name of the method.
         sync_every_steps: H.
         tau_steps: inner steps that an answer may take.
         fragments: number of fragments.
-        exchanges: kinds: gather, reduce_scatter, pairs, server.
-        up_bytes_per_round: that leave through the worker's link: each message once in a star, or to
-            a server; in a ring as much as arrives.
-        down_bytes_per_round: from all other workers.
-        times_fewer: bytes, up + down, than a ring all-reduce of 16-bit gradients at every step;
-            None without any.
-        up_bytes_per_day: at this utilisation.
-        down_bytes_per_day: at this utilisation.
-        peak_up_bytes_per_step: the most that is due after one step.
+        exchanges: kinds of exchange: gather, reduce_scatter, pairs, server.
+        up_bytes_per_round: bytes that leave through the worker's link: each message once in a star
+            or to a server; in a ring as much as arrives.
+        down_bytes_per_round: bytes from all other workers.
+        times_fewer: how many times fewer bytes, up + down, than a ring all-reduce of 16-bit
+            gradients at every step; None if the method sends none.
+        up_bytes_per_day: bytes up at this utilisation.
+        down_bytes_per_day: bytes down at this utilisation.
+        peak_up_bytes_per_step: the most bytes that are due after one step.
         peak_up_bits_per_s: rate that sends these bytes within the next step.
-        utilisation: share of the time in which inner steps are computed.
+        utilisation: share of the time that goes into inner steps.
         limit: the largest part of the other time.
-        fits: the utilisation reaches the target.
-        step_s: an inner step and its share of waits and coding.
+        fits: whether the utilisation reaches the target.
+        step_s: seconds of an inner step, with its share of waits and coding.
         target_bits_per_s: the least rate, up and down, that reaches the target; 0 if any does,
             infinity if none does.
         required_bits_per_s: the least rate for each of the requested utilisations.
-        tokens_per_day: of all workers; None if unknown.
-        steps: of the whole run.
-        wall_s: of the whole run, its end included.
-        up_bytes: in the whole run.
-        down_bytes: in the whole run.
+        tokens_per_day: tokens of all workers; None if unknown.
+        steps: inner steps of the whole run.
+        wall_s: seconds of the whole run, its end included.
+        up_bytes: bytes up in the whole run.
+        down_bytes: bytes down in the whole run.
         puts_per_round: objects that a worker writes to an object store.
-        gets_per_round: objects that it reads.
-        meeting_puts_per_round: puts and lists of all elastic workers to agree on their members.
-        meeting_gets_per_round: their gets.
+        gets_per_round: objects that a worker reads from it.
+        meeting_puts_per_round: puts and lists by which all elastic workers agree on the members.
+        meeting_gets_per_round: gets for the same purpose.
         cost_per_round: charge of the store for all workers; None if its prices are unknown.
-        cost_per_day: at this utilisation.
-        cost: of the whole run.
+        cost_per_day: the same charge for a day at this utilisation.
+        cost: the same charge for the whole run.
     """
 
     method: str
@@ -94,8 +94,8 @@ class RefusedMethod:
     """A method that cannot train the model in rounds of that length.
 
     Args:
-        method: name.
-        error: the message of the refusal.
+        method: name of the method.
+        error: message of the error.
     """
 
     method: str
@@ -110,8 +110,8 @@ def forecasts(methods: Sequence[Method], job: Job, *, target: float = 0.9) -> li
 
     Args:
         methods: to compare.
-        job: to compare them for.
-        target: utilisation at which a link carries a method.
+        job: job to compare them for.
+        target: utilisation at which a link counts as carrying a method.
 
     Raises:
         ConfigurationError: no method fits, or the target is outside of (0, 1).
@@ -135,10 +135,10 @@ def forecast(
     """The forecast of one method.
 
     Args:
-        method: of the run.
+        method: method of the run.
         job: model, workers and link.
-        target: utilisation at which the link carries it.
-        utilisations: for which the bandwidth is computed, which takes most of the time.
+        target: utilisation at which the link counts as carrying the method.
+        utilisations: shares for which to compute the bandwidth, which takes most of the time.
 
     Raises:
         ConfigurationError: the method does not fit the model, or the target is outside of (0, 1).
@@ -208,7 +208,7 @@ def forecast(
 
 
 def _limit(scenario: Scenario, utilisation: float) -> str:
-    """The limit of rounds in the middle of a run, from which its beginning and end differ."""
+    """What limits rounds in the middle of a run; its beginning and end differ."""
     if utilisation >= BUSY:
         return "compute"
     every = scenario.traffic.sync_every
@@ -217,7 +217,7 @@ def _limit(scenario: Scenario, utilisation: float) -> str:
 
 
 def _wall_s(scenario: Scenario, steps: int, step_s: float) -> float:
-    """Seconds of a run: its first rounds and its end are simulated, the others are equal."""
+    """Seconds of a run: simulates its first rounds and its end, and takes the others as equal."""
     every = scenario.traffic.sync_every
     simulated = min(steps, 4 * _ROUNDS * every + steps % every)
     return simulate(scenario, steps=simulated).wall_s + (steps - simulated) * step_s
@@ -229,13 +229,13 @@ class Bill:
 
     Args:
         is_of_run: true for the whole run, false for a day.
-        hours: from beginning to end.
-        worker_hours: of all workers.
-        waiting_hours: of these, without an inner step.
-        traffic_bytes: that leave all workers. On a ring, each hop counts; through a store or a
-            server, only what workers upload.
-        cost: of workers, traffic and store, as far as prices are known; None if none is.
-        waiting_cost: of waiting hours; None if unknown.
+        hours: hours from beginning to end.
+        worker_hours: hours of all workers together.
+        waiting_hours: worker hours outside of inner steps.
+        traffic_bytes: bytes that leave all workers. On a ring, each hop counts; through a store or
+            a server, only what workers upload.
+        cost: cost of workers, traffic and store, as far as prices are known; None if none is.
+        waiting_cost: cost of the waiting hours; None if unknown.
     """
 
     is_of_run: bool
@@ -253,8 +253,8 @@ def bill(row: Forecast, job: Job) -> Bill:
     cost = worker hours x price of an hour + bytes x price of a byte + charge of a store
 
     Args:
-        row: of `forecast`.
-        job: that it was forecast for.
+        row: the forecast of the method.
+        job: job of the forecast.
 
     >>> from thinwire import presets
     >>> from thinwire.plan.compute import Compute

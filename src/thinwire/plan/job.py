@@ -16,25 +16,25 @@ from thinwire.plan.traffic import Traffic, traffic
 _LARGEST: Final = {"workers": 100_000, "sync_every": 100_000}
 _GB, _MILLION = 10**9, 10**6
 SIGN_OF_LIFE_S: Final = 10 / 3
-"""Between two of a worker, with the default `least_wait_s`."""
+"""Seconds between two signs of life of a worker, with the default `least_wait_s`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prices:
     """Prices of workers, their traffic and an object store, in one currency.
 
-    Not counted: requests for messages that have not arrived (at most one a second for each worker
-    that waits), the parts of messages above 5 GB (15 puts a GB, less than a hundredth of a cent),
-    deleting, which is free, storing a few rounds, and snapshots of elastic workers.
+    Not counted: requests for messages that have not arrived (at most one a second per waiting
+    worker), the parts of messages above 5 GB (15 puts a GB, less than a hundredth of a cent),
+    deletion, which is free, storage of a few rounds, and snapshots of elastic workers.
 
     Args:
         currency: a code such as USD.
-        worker_per_hour: of a worker with all its accelerators; None if unknown.
-        traffic_per_gb: of 10^9 bytes that a worker sends over its link; None if unknown.
-        egress_per_gb: of 10^9 bytes that are read from the store over which workers exchange; None
-            if unknown, or without a store.
-        put_per_million: for 10^6 objects written there.
-        get_per_million: for 10^6 objects read there.
+        worker_per_hour: price of a worker with all its accelerators; None if unknown.
+        traffic_per_gb: price of 10^9 bytes that a worker sends over its link; None if unknown.
+        egress_per_gb: price of 10^9 bytes read from the store over which workers exchange; None if
+            unknown, or without a store.
+        put_per_million: price of 10^6 objects written there.
+        get_per_million: price of 10^6 objects read there.
     """
 
     currency: str = "USD"
@@ -48,12 +48,12 @@ class Prices:
 def meeting_requests(workers: int) -> tuple[int, int, int]:
     """Puts, gets and lists of all elastic workers to agree on the members of a round.
 
-    Puts: a report of each worker, and the roll. Gets: of the roll by the workers that do not write
-    it, and of up to 16 reports by the one that does; of more, their names tell what they say.
-    Lists: of reports, by that worker.
+    Puts: each worker's report, and the roll. Gets: the roll, by all workers but the one that writes
+    it, and up to 16 reports, by that one; beyond 16, the names of reports say enough. Lists: the
+    reports, by that worker.
 
     Args:
-        workers: all of which are in time.
+        workers: number of workers, all of which are in time.
 
     >>> meeting_requests(4)
     (5, 6, 1)
@@ -66,17 +66,17 @@ class Job:
     """A model, its workers and their network.
 
     Args:
-        shape: of the model.
+        shape: shapes of the model's parameters.
         workers: K.
         compute: an inner step of a worker, and the coding of its messages.
-        link: of every worker.
+        link: link of every worker.
         topology: paths of the messages; default the ring of `tw.transport.Distributed`.
-        sync_every: H of the methods that have rounds; default each method's.
-        tokens_per_step: of one worker in an inner step.
-        tokens: of all workers in the whole run.
-        added_nbytes: to every message; 28 if sealed.
-        prices: of workers, traffic and a store; None if unknown.
-        elastic: count the requests with which elastic workers agree on the members of each round.
+        sync_every: H of the methods that have rounds; default each method's own.
+        tokens_per_step: tokens of one worker in an inner step.
+        tokens: tokens of all workers in the whole run.
+        added_nbytes: bytes added to every message; 28 if sealed.
+        prices: prices of workers, traffic and a store; None if unknown.
+        elastic: count the requests by which elastic workers agree on the members of each round.
 
     Raises:
         ConfigurationError: K, H or a number of tokens below 1, K or H above 100,000, or `tokens`
@@ -105,7 +105,7 @@ class Job:
     def __post_init__(self) -> None:
         for name in ("workers", "sync_every", "tokens_per_step", "tokens"):
             value: int | None = getattr(self, name)
-            # A plan goes through the steps of a round and the workers one by one.
+            # A plan loops over the steps of a round and over the workers.
             what, most = f"plan with {name}={value}", _LARGEST.get(name, math.inf)
             because, do = f"it must lie in [1, {most:,}]", f"pass {name} in that interval"
             check(value is None or 1 <= value <= most, what, because=because, do=do)
@@ -122,12 +122,12 @@ class Job:
         return -(-self.tokens // (self.workers * self.tokens_per_step))
 
     def store_cost(self, sent: Traffic, seconds: float, steps: int | None = None) -> float | None:
-        """The charge of a store for all workers, in a run of `steps` with its end or in a round.
+        """The charge of a store for all workers, for a run of `steps` and its end, or for a round.
 
         Args:
             sent: messages of each worker.
-            seconds: of the run or round, in which elastic workers give signs of life.
-            steps: default a round.
+            seconds: length of the run or round, in which elastic workers give signs of life.
+            steps: inner steps of the run; None for a round.
         """
         prices = self.prices
         if prices is None or prices.egress_per_gb is None:
@@ -148,7 +148,7 @@ class Job:
         """Messages of `method`, with this job's H if it has rounds.
 
         Raises:
-            ConfigurationError: it does not fit the model or the length of rounds.
+            ConfigurationError: the method does not fit the model or the length of rounds.
         """
         if self.sync_every is not None and not isinstance(method.outer, GradientAveraging):
             method = replace(method, sync_every=self.sync_every)

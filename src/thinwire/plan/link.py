@@ -1,4 +1,4 @@
-"""The network of a plan: a link per worker, a topology, and the seconds of an exchange."""
+"""The network of a plan: a link per worker, a topology, and the duration of an exchange."""
 
 import math
 from abc import ABC, abstractmethod
@@ -8,7 +8,7 @@ from typing import Final
 
 from thinwire.errors import check
 
-# With IPv4, TCP and its timestamps in the headers, and an acknowledgement for two packets.
+# Headers of IPv4 and of TCP with timestamps; one acknowledgement for every two packets.
 _PACKET_NBYTES, _HEADER_NBYTES = 1500, 20 + 20 + 12
 
 
@@ -19,7 +19,7 @@ class Link:
     Args:
         up_bits_per_s: rate at which a worker sends; infinity is allowed.
         down_bits_per_s: rate at which it receives.
-        latency_s: from the last bit's departure to its arrival, one way.
+        latency_s: one-way time from the departure of the last bit to its arrival.
 
     Raises:
         ConfigurationError: a rate that is not above 0, or a latency that is negative or infinite.
@@ -40,7 +40,7 @@ class Link:
 
     @classmethod
     def of(cls, bits_per_s: float, *, latency_s: float = 0.0) -> "Link":
-        """A link of one rate both ways."""
+        """A link with the same rate both ways."""
         return cls(up_bits_per_s=bits_per_s, down_bits_per_s=bits_per_s, latency_s=latency_s)
 
     def seconds(self, nbytes: float) -> float:
@@ -52,14 +52,14 @@ class Link:
 class TransferTime:
     """Seconds of one exchange, from the time at which all workers are ready.
 
-    The link is held for `held_s`, and the answer arrives `lag_s` later: the last hop's latency does
-    not delay the next exchange, unlike those of the hops before.
+    An exchange holds the link for `held_s`, and the answer arrives `lag_s` later: the latency of
+    the last hop does not delay the next exchange, unlike those of earlier hops.
 
     Args:
-        transfer_s: in which bits are sent.
+        transfer_s: time in which bits are sent.
         latency_s: sum over all hops.
         lag_s: latency of the last hop.
-        coding_s: in which messages are decoded and encoded between the halves of a reduction.
+        coding_s: time to decode and encode messages between the halves of a reduction.
 
     >>> TransferTime(transfer_s=2, latency_s=3, lag_s=1).held_s
     4.0
@@ -84,12 +84,12 @@ class TransferTime:
 class Topology(ABC):
     """Paths of messages between K workers with equal links.
 
-    Two movements make up every exchange: a gather brings a message of each worker to all others; a
-    scatter brings a message of each worker to each other one, all of them different. Messages are
-    passed on whole, and never summed on the way: payloads are compressed, and only their owner can
-    decode and combine them.
+    Two movements make up every exchange: a gather brings one message of each worker to all others;
+    a scatter brings a different message of each worker to every other. Messages are passed on
+    whole, and never summed on the way: payloads are compressed, and only their owner can decode and
+    combine them.
 
-    Args of its methods: bytes of one message; K >= 2; the workers' link.
+    All methods take the bytes of one message, K >= 2, and the workers' link.
     """
 
     name: str
@@ -101,11 +101,11 @@ class Topology(ABC):
 
     @abstractmethod
     def scatter(self, nbytes: float, workers: int, link: Link) -> TransferTime:
-        """Time until every worker has the K - 1 messages for it."""
+        """Time until every worker has the K - 1 messages addressed to it."""
 
 
 def hops(count: int, moving_s: float, link: Link) -> TransferTime:
-    """`count` hops in sequence, in which bits are sent for `moving_s` in total."""
+    """`count` hops in sequence, which send bits for `moving_s` in total."""
     latency_s = link.latency_s
     return TransferTime(transfer_s=moving_s, latency_s=count * latency_s, lag_s=latency_s)
 
@@ -128,7 +128,7 @@ class Ring(Topology):
         return hops(workers - 1, (workers - 1) * link.seconds(nbytes), link)
 
     def scatter(self, nbytes: float, workers: int, link: Link) -> TransferTime:
-        """All K - 1 shards leave one after the other; latencies pass together."""
+        """All K - 1 shards leave one after the other; their latencies overlap."""
         return hops(1, link.seconds((workers - 1) * nbytes), link)
 
 
@@ -152,11 +152,11 @@ class Star(Topology):
         return self.through(nbytes, (workers - 1) * nbytes, link)
 
     def scatter(self, nbytes: float, workers: int, link: Link) -> TransferTime:
-        """K - 1 messages up and as many down."""
+        """K - 1 messages up and K - 1 down."""
         return self.through((workers - 1) * nbytes, (workers - 1) * nbytes, link)
 
     def through(self, up_nbytes: float, down_nbytes: float, link: Link) -> TransferTime:
-        """Bytes of a worker up to the hub, then bytes down from it."""
+        """Time for a worker's bytes up to the hub, then for bytes down from it."""
         moving_s = 8 * up_nbytes / link.up_bits_per_s + 8 * down_nbytes / link.down_bits_per_s
         return hops(2, moving_s, link)
 
@@ -172,13 +172,13 @@ class OverTcp(Ring):
         n' = n (packet + header / 2) / (packet - header)    acknowledgements share the link
         seconds = transfer(n') + latency + late_s           the receiver reports ready
 
-    Receivers of an exchange that waits for the link report ready meanwhile, so this does not hold
-    the link. Differs: streams start at full rate, as with congestion control that keeps its rate
-    (BBR); with Reno or Cubic an exchange after a pause takes some round trips more.
+    While an exchange waits for the link, its receivers report ready, so reporting does not hold the
+    link. Differs: streams start at full rate, as with congestion control that keeps its rate (BBR);
+    with Reno or Cubic an exchange after a pause takes some more round trips.
 
     Args:
-        late_s: measured delay of each answer for any other reason: late workers, the work of
-            sending.
+        late_s: measured delay of each answer for any other reason, such as late workers or the work
+            of sending.
 
     >>> OverTcp(late_s=0.1).gather(1448, 2, Link.of(8 * 1526, latency_s=0.5)).total_s
     2.1

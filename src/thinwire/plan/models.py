@@ -1,10 +1,9 @@
 """Models by name: built-in sizes of Llama, and any configuration, without a weight or a network.
 
-The built-in sizes have no tricks (RoPE, RMSNorm, SwiGLU, untied head).
-So a result depends on the method and not on the architecture. A name is the number of parameters
-with the vocabulary that it is counted with: 256 (bytes) up to 10m, 32,000 for 35m, 60m and
-1.3b, and 128,256 for the rest. With another vocabulary the body stays as it is and only embedding
-and head change.
+The built-in sizes are plain (RoPE, RMSNorm, SwiGLU, untied head), so that a result depends on the
+method and not on the architecture. A name is the number of parameters with a certain vocabulary:
+256 (bytes) up to 10m, 32,000 for 35m, 60m and 1.3b, and 128,256 for the rest. With another
+vocabulary only embedding and head change.
 
 150m, 416m, 914m, 1.76b, 3.1b and 15b are the sizes of the MuLoCo paper (arXiv:2505.23725): for
 m = 1, 2, 3, 4, 5, 9 a width of 512m, 6m layers, 4m heads and a feed-forward of 2.75 widths.
@@ -38,7 +37,7 @@ class LlamaSize:
     Args:
         hidden: width of the residual stream.
         layers: blocks.
-        heads: of attention, each with its own keys and values.
+        heads: attention heads, each with its own keys and values.
         feed_forward: width of the feed-forward.
         counted_with: the vocabulary at which the parameters add up to the name.
     """
@@ -68,15 +67,15 @@ class LlamaSize:
             intermediate_size=self.feed_forward,
             tie_word_embeddings=False,
             use_cache=False,
-            # Llama's own ids 1 and 2 are ordinary bytes here, and would end every generation.
+            # Llama's own ids 1 and 2 are ordinary bytes here, which would end generation.
             bos_token_id=None,
             eos_token_id=None,
         )
 
     def weights(self, vocab_size: int) -> Iterator[tuple[str, tuple[int, ...], int | None, str]]:
-        """(name, shape, layer, role) of each parameter of that model, in its order.
+        """(name, shape, layer, role) of each parameter of that model, in the model's order.
 
-        What transformers builds from the configuration, without building it.
+        The same as transformers builds from the configuration, without building it.
 
         Args:
             vocab_size: rows of the embedding, and of the head.
@@ -117,7 +116,7 @@ LLAMA_SIZES: Final = {
 
 
 def unknown_model(cannot: str, name: str) -> ThinwireError:
-    """The error for `name`, which is no size of these, no path and no name on the hub."""
+    """The error for a `name` that is neither a built-in size nor a path nor a name on the hub."""
     return unknown_name(
         cannot,
         name,
@@ -131,13 +130,13 @@ def resolve(source: str) -> Shape:
     """The shape of the causal language model called `source`.
 
     Args:
-        source: a built-in size of `thinwire train`, such as "150m", with the vocabulary that its
-            name is counted with; or the path of a `config.json`, or of a folder with one; or the
-            `org/name` of a configuration in the local Hugging Face cache. The network is not used.
+        source: a built-in size of `thinwire train`, such as "150m", with the vocabulary that gives
+            it its name; or the path of a `config.json`, or of a folder with one; or the `org/name`
+            of a configuration in the local Hugging Face cache. The network is not used.
 
     Raises:
-        ConfigurationError: it is not one of these, or transformers cannot build a causal language
-            model of it.
+        ConfigurationError: `source` is not one of these, or transformers cannot build a causal
+            language model from it.
 
     >>> resolve("250k").parameters, resolve("250k").layers
     (246336, 4)
@@ -159,7 +158,7 @@ def resolve(source: str) -> Shape:
     try:
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        # Code that comes with a configuration is never run, and no prompt asks whether it may be.
+        # Never run code that comes with a configuration, and never prompt whether to run it.
         config = AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config)

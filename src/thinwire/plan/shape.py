@@ -24,8 +24,8 @@ class Weight:
     """A trainable parameter.
 
     Args:
-        part: its name, size and layer.
-        shape: of the tensor.
+        part: name, size and layer.
+        shape: shape of the tensor.
         role: "matrix", "embedding", "head" or "vector".
     """
 
@@ -38,9 +38,9 @@ class Weight:
         """A parameter with one name.
 
         Args:
-            name: of the parameter.
-            shape: of the tensor.
-            layer: of the model's stack, from 0; None outside of it.
+            name: name of the parameter.
+            shape: shape of the tensor.
+            layer: index in the model's stack of layers, from 0; None outside of it.
             role: "matrix", "embedding", "head" or "vector".
 
         >>> Weight.of("norm", (3,), layer=None, role="vector").part.numel
@@ -55,11 +55,11 @@ class Shape:
     """Shapes of a model's trainable parameters.
 
     Args:
-        name: for display.
-        weights: in the order of the model.
+        name: name to display.
+        weights: parameters, in the order of the model.
 
     Raises:
-        ConfigurationError: none of the model's parameters is trained.
+        ConfigurationError: no parameter of the model is trainable.
 
     >>> shape = Shape.of_model(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)))
     >>> shape.parameters, shape.layers, shape.parts[2].name
@@ -78,8 +78,8 @@ class Shape:
         """The shape of `model`, which may be on the meta device.
 
         Args:
-            model: as `OuterLoop` takes it, before it is sharded.
-            name: default that of its class.
+            model: the model that goes to `OuterLoop`, before it is sharded.
+            name: default the name of its class.
 
         Raises:
             ConfigurationError: nothing in it is trainable.
@@ -116,7 +116,7 @@ class Shape:
         what = f"plan for {parameters} parameters in {layers} layers"
         because = "there is at least one layer, and a parameter in each"
         check(1 <= layers <= parameters, what, because=because, do="pass parameters >= layers >= 1")
-        # Of N in L layers there are about sqrt(N L) rows, each of which is looked at.
+        # N parameters in L layers have about sqrt(N L) rows, and a plan looks at each.
         because = "layers are planned row by row, and the plan would not come to an end"
         do = f"pass parameters and layers whose product is at most {_LARGEST:.0e}"
         check(parameters * layers <= _LARGEST, what, because=because, do=do)

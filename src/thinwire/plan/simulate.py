@@ -2,8 +2,8 @@
 
 A worker computes step t, encodes and sends what is due, and continues to train. Before step
 t + 1 + tau, it waits for the answer, decodes it and takes the outer step. Exchanges use the link
-one after the other, in the order of their starts. All workers are alike and always present, so they
-share one clock. `report/link.js` is the same simulation in a page.
+one after the other, in the order of their starts. All workers are alike and always present, so one
+clock is enough. `report/link.js` runs the same simulation in a page.
 """
 
 import math
@@ -17,7 +17,7 @@ from thinwire.plan.compute import Compute
 from thinwire.plan.link import Link, Ring, Star, Topology, TransferTime
 from thinwire.plan.traffic import Traffic
 
-# Of workers that only computing limits.
+# Utilisation from which computing counts as the only limit.
 BUSY: Final = 0.99
 _MOST_ROUNDS: Final = 64
 _PRECISION: Final = 1e-9
@@ -31,7 +31,7 @@ class Scenario:
     Args:
         traffic: messages of a method.
         compute: an inner step of every worker, and the coding of its messages.
-        link: of every worker.
+        link: link of every worker.
         topology: paths of the messages.
 
     >>> from thinwire import presets
@@ -56,7 +56,7 @@ class Scenario:
         if workers == 1:
             return TransferTime()
         if message.exchange != "reduce_scatter":
-            # Pairs share no link. With an odd number of workers, the last one waits, too.
+            # Pairs share no link. With an odd number of workers, the last waits as well.
             together = 2 if message.exchange == "pairs" else workers
             return self.topology.gather(message.payload_nbytes, together, link)
         scattered = self.topology.scatter(message.payload_nbytes / workers, workers, link)
@@ -71,11 +71,11 @@ class Scenario:
         )
 
     def encode_s(self, index: int) -> float:
-        """Seconds in which a worker encodes message `index` before it is sent."""
+        """Seconds a worker takes to encode message `index`."""
         return self.compute.encode_s_per_parameter * self.traffic.messages[index].parameters
 
     def decode_s(self, index: int) -> float:
-        """Seconds in which it decodes the answer and takes the outer step."""
+        """Seconds a worker takes to decode the answer and to take the outer step."""
         message, workers, compute = self.traffic.messages[index], self.traffic.workers, self.compute
         payloads = {"gather": workers, "pairs": min(2, workers), "reduce_scatter": 1, "server": 1}
         decode_s = compute.decode_s_per_parameter * message.parameters * payloads[message.exchange]
@@ -91,13 +91,13 @@ class SimulationResult:
     """A simulated run of one worker.
 
     Args:
-        wait_s: before each inner step, and at the end.
-        wall_s: from the first step to the end; the sum of the four below.
-        compute_s: inner steps.
-        coding_s: encoding, decoding and the outer step.
-        bandwidth_s: waiting while bits moved.
-        latency_s: waiting while they were on their way.
-        round_s: the time after every H-th inner step.
+        wait_s: waits before each inner step, and at the end.
+        wall_s: time from the first step to the end; the sum of the four below.
+        compute_s: time in inner steps.
+        coding_s: time for encoding, decoding and the outer step.
+        bandwidth_s: time spent waiting while bits were sent.
+        latency_s: time spent waiting while bits were in flight.
+        round_s: clock after every H-th inner step.
         begun_s: start of each exchange on the link.
         freed_s: time from which the next exchange can use the link.
     """
@@ -114,11 +114,11 @@ class SimulationResult:
 
     @property
     def utilisation(self) -> float:
-        """Share of the time in which inner steps are computed."""
+        """Share of the time that goes into inner steps."""
         return self.compute_s / self.wall_s if self.wall_s else 1.0
 
     def limit(self, *, since: "SimulationResult | None" = None) -> str:
-        """The largest part of the time without inner steps; `compute` if that is a hundredth.
+        """The main cause of time outside of inner steps; `compute` if that time is at most 1 %.
 
         Args:
             since: an earlier state of the run, whose time does not count.
@@ -137,8 +137,8 @@ def simulate(scenario: Scenario, *, steps: int) -> SimulationResult:
     """A run of `steps` inner steps, and the exchange at its end.
 
     Args:
-        scenario: of the run.
-        steps: inner steps, from 0.
+        scenario: messages, workers and link of the run.
+        steps: inner steps, 0 or more.
 
     >>> from thinwire import presets
     >>> from thinwire.plan.shape import Shape
@@ -156,7 +156,7 @@ def simulate(scenario: Scenario, *, steps: int) -> SimulationResult:
         for step in range(message.first_due(sync_every=every), steps + 1, every):
             due[step].append(index)
     events = {*due, *(step + 1 + traffic.tau for step in due), *range(every, steps + 1, every)}
-    # Steps between two events are taken at once.
+    # Take all steps between two events at once.
     for step in sorted(event for event in events if event <= steps):
         run.train(step - 1 - before)
         result.wait_s[step - 1] = run.use(run.pending.pop(step, ()))
@@ -210,12 +210,12 @@ class _Run:
         return waited_s
 
     def finish(self, steps: int) -> float:
-        """Send what is left over, and use all answers; returns seconds waited."""
+        """Send what has not been sent, and use all answers; returns seconds waited."""
         traffic = self._scenario.traffic
         waited_s = self.use(self.pending.pop(steps + 1, ()))
         lasts = [m.last_due(steps, sync_every=traffic.sync_every) for m in traffic.messages]
         left_over = [index for index, last in enumerate(lasts) if last < steps]
-        # A message is not sent again before its answer was used, unless tau spans a whole round.
+        # A message's answer is used before it is sent again, unless tau spans a whole round.
         if traffic.tau < traffic.sync_every:
             for step, pending in sorted(self.pending.items()):
                 waited_s += self.use(answer for answer in pending if answer[0] in left_over)
@@ -227,7 +227,7 @@ class _Run:
         return waited_s
 
     def _wait(self, seconds: float, transfer: TransferTime) -> None:
-        """Count the last `seconds` of an exchange, in the proportions of the whole of it."""
+        """Count the last `seconds` of an exchange, split by cause as the whole exchange is."""
         share = seconds / transfer.total_s if transfer.total_s else 0.0
         self.result.bandwidth_s += share * transfer.transfer_s
         self.result.latency_s += share * transfer.latency_s
@@ -263,11 +263,11 @@ def steady_utilisation(scenario: Scenario) -> float:
 def steady_round_s(ends_s: Callable[[int], Sequence[float]], *, least_s: float) -> float:
     """Seconds of a round, without the beginning and end of a run.
 
-    Simulates until two consecutive rounds take the same time, and no less than `least_s`: over a
-    link that is a little too slow, many equal rounds pass before workers wait.
+    Simulates until two consecutive rounds take the same time, at least `least_s`: over a link that
+    is a little too slow, many equal rounds pass before workers wait.
 
     Args:
-        ends_s: number of rounds to the time at the end of each.
+        ends_s: maps a number of rounds to the time at the end of each.
         least_s: a lower bound.
     """
     rounds, round_s = 4, (0.0,)
@@ -277,13 +277,13 @@ def steady_round_s(ends_s: Callable[[int], Sequence[float]], *, least_s: float) 
         if math.isclose(before_s, last_s, rel_tol=1e-12) and last_s > least_s * (1 - 1e-9):
             return last_s
         rounds *= 2
-    # Rounds that differ may repeat after several.
+    # Rounds that differ may repeat with a period of several.
     half = len(round_s) // 2
     return max(least_s, (round_s[-1] - round_s[half - 1]) / (len(round_s) - half))
 
 
 def least_round_s(scenario: Scenario) -> float:
-    """A lower bound for every overlap, reached if everything overlaps.
+    """A lower bound on the seconds of a round, reached if everything overlaps.
 
     round >= max(H s + sum_p (encode_p + decode_p), sum_p held_p)
     """
@@ -300,10 +300,10 @@ def required_bandwidth(target: float, scenario: Scenario) -> float:
 
     Args:
         target: compute utilisation, in (0, 1).
-        scenario: of the run; the rates of its link do not matter.
+        scenario: messages, workers and link of the run; the rates of the link do not matter.
 
     Returns:
-        Bits per second, exact to 1e-9 of it; 0 if any rate will do, infinity if no rate will,
+        Bits per second, to a relative 1e-9; 0 if any rate will do, infinity if no rate will,
         because latency or coding takes more than the rest of the time.
 
     Raises:

@@ -1,7 +1,7 @@
 """A plan as JSON-able data: every quantity has its unit in its name, and none is rounded.
 
-Absent values are null: a bandwidth that no link reaches, or the fields of a method that does not
-fit.
+Absent values are null, such as a bandwidth that no link reaches or the fields of a method that does
+not fit.
 """
 
 import json
@@ -15,7 +15,7 @@ from thinwire.plan.forecast import Forecast, RefusedMethod, Row, bill
 from thinwire.plan.job import Job
 
 FORMAT: Final = 3
-"""Changes when a field goes or changes its meaning; new fields may come without a change."""
+"""Changes if a field is removed or changes its meaning, not if one is added."""
 
 
 def plan_record(
@@ -29,11 +29,11 @@ def plan_record(
     """The job, a row for each method, and advice.
 
     Args:
-        job: of the plan.
-        rows: of `forecasts`.
-        target: utilisation.
-        calibration: of the run that the job is from; None without one.
-        advice: of `advise`; None if not requested.
+        job: job of the plan.
+        rows: result of `forecasts`.
+        target: utilisation to reach.
+        calibration: the run that the job was taken from; None without one.
+        advice: result of `advise`; None if not requested.
 
     >>> from thinwire import presets
     >>> from thinwire.plan.compute import Compute
@@ -78,7 +78,7 @@ def plan_record(
             "currency": job.prices and job.prices.currency,
         },
     }
-    # Text for keys, and null for infinity.
+    # Turns keys into text, and infinity into null.
     return json.loads(json.dumps(record, default=asdict), parse_constant=lambda _: None)
 
 

@@ -1,9 +1,9 @@
 """The messages of a method: after which steps, and how many bytes.
 
-Sizes are those of the codecs and exchanges themselves, bound to the layout that a run would have.
+Sizes come from the codecs and exchanges themselves, bound to the layout that a run would have.
 Nothing is estimated, and nothing is sent. Bytes are counted as a run counts them: each payload
 once, as the transport receives it, with its header and the bytes of sealing, and both halves of a
-reduction. Introductions are not counted. `Traffic.on_links` has what a worker's link carries.
+reduction. Introductions do not count. `Traffic.on_links` gives what a worker's link carries.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class MessageSpec:
         offset: t_p, inner steps; due when (t - t_p) mod H = 0.
         first: the first inner step, counted from 1, after which it may be due.
         parameters: numbers in the fragment.
-        payload_nbytes: of the messages for this worker's own pseudo-gradient, headers included.
-        result_nbytes: of the message with the shard that this worker combined; 0 for a gather.
+        payload_nbytes: bytes of this worker's own pseudo-gradient, headers included.
+        result_nbytes: bytes of the shard that this worker combined; 0 for a gather.
         sent_nbytes: bytes to other workers, each message counted once.
         received_nbytes: bytes from other workers.
         sent_count: messages to other workers.
@@ -51,15 +51,15 @@ class MessageSpec:
 
     @property
     def puts(self) -> int:
-        """Objects that have the messages over a store: shards for all owners are in one."""
+        """Objects that carry the messages over a store: one holds the shards for all owners."""
         return min(self.sent_count, 2 if self.result_nbytes else 1)
 
     def first_due(self, *, sync_every: int) -> int:
-        """The inner step, counted from 1, after which it is first sent."""
+        """The inner step, counted from 1, after which the fragment is first sent."""
         return self.first + (self.offset - self.first) % sync_every
 
     def last_due(self, steps: int, *, sync_every: int) -> int:
-        """The last inner step up to `steps` after which it was due; 0 if it never was."""
+        """The last inner step up to `steps` after which the fragment is due; 0 if it never is."""
         first = self.first_due(sync_every=sync_every)
         return steps - (steps - first) % sync_every if steps >= first else 0
 
@@ -71,7 +71,7 @@ class Traffic:
     Args:
         sync_every: H, inner steps from one exchange of a fragment to the next.
         tau: inner steps that an exchange may take.
-        messages: one for each fragment, in the order of their plan.
+        messages: one for each fragment, in the order of the plan.
         workers: K.
 
     >>> from thinwire import presets
@@ -86,10 +86,10 @@ class Traffic:
     workers: int
 
     def on_links(self, *, relayed: bool) -> Traffic:
-        """The same messages, of which those sent count as often as a worker's link carries them.
+        """The same messages, with sent bytes counted as often as a worker's link carries them.
 
         Args:
-            relayed: through a store or a hub, which takes each once, as a server does.
+            relayed: whether a store or a hub, which takes each message once, passes them on.
 
         >>> from thinwire import presets
         >>> plan = traffic(presets.muloco(bits=8), Shape.of_size(1000, 2), workers=4)
@@ -107,23 +107,23 @@ class Traffic:
         """Bytes that this worker sends.
 
         Args:
-            steps: inner steps of a run, whose end counts; default H, in the middle of one.
+            steps: inner steps of a run, whose end counts; default one round in the middle of a run.
         """
         return sum(self._times(m, steps) * m.sent_nbytes for m in self.messages)
 
     def received_nbytes(self, steps: int | None = None) -> int:
-        """Bytes that it receives, as `sent_nbytes`."""
+        """Bytes that this worker receives; see `sent_nbytes`."""
         return sum(self._times(m, steps) * m.received_nbytes for m in self.messages)
 
     def puts(self, steps: int | None = None) -> int:
-        """Objects that it writes over an object store, as `sent_nbytes`.
+        """Objects that this worker writes to an object store; see `sent_nbytes`.
 
-        Introductions and repeated requests are not counted.
+        Introductions and repeated requests do not count.
         """
         return sum(self._times(m, steps) * m.puts for m in self.messages)
 
     def gets(self, steps: int | None = None) -> int:
-        """Objects that it reads over an object store, as `puts`."""
+        """Objects that this worker reads from an object store; see `puts`."""
         return sum(self._times(m, steps) * m.received_count for m in self.messages)
 
     @property
@@ -148,16 +148,16 @@ def traffic(
 ) -> Traffic:
     """The messages of `method` for a model of `shape`, as worker `rank` of `workers` counts them.
 
-    A worker has one rank: each rank of a larger worker has its own headers and shards. In an
+    Assumes one rank per worker: each rank of a larger worker has its own headers and shards. In an
     asynchronous run, a worker sends its pseudo-gradient to the server and receives theta; bytes are
     those of messages in an object store, before sealing.
 
     Args:
-        method: of the run.
-        shape: of the model.
+        method: method of the run.
+        shape: shape of the model.
         workers: K.
-        rank: of the worker. A summary has the bytes of rank 0; others differ only in their shards.
-        added_nbytes: of the transport, to every message: 28 if sealed.
+        rank: rank of the worker. A summary is of rank 0; others differ only in their shards.
+        added_nbytes: bytes that the transport adds to every message: 28 if sealed.
 
     Raises:
         ConfigurationError: the method does not fit the model.
@@ -168,7 +168,7 @@ def traffic(
     [(0, 59), (15, 40)]
     """
     numels, messages = {part.name: part.numel for part in shape.parts}, list[MessageSpec]()
-    # Of equal layers, one is computed: a thousand workers have as many shards of each.
+    # Equal layers are computed once: a thousand workers have a thousand shards of each.
     sizes_of = cache(partial(_sizes, method, workers, rank))
     for fragment in method.fragments.plan(shape.parts, sync_every=method.sync_every):
         sizes = sizes_of(shape.layout(fragment.names).without_names())

@@ -1,7 +1,7 @@
 """Quantities as people write them: 10 Gbit/s, 50ms, 7B.
 
-Case and spaces do not matter, except that b is a bit and B is a byte: 100 Mbps are 12.5 MB/s. Texts
-have three significant digits, and can be read again.
+Case and spaces do not matter, except that b is a bit and B is a byte: 100 Mbps is 12.5 MB/s.
+Printed texts have three significant digits, and can be parsed again.
 """
 
 import math
@@ -103,7 +103,7 @@ def parse_count(text: str) -> int:
     number = _read("count", text)
     because, do = "it is not a whole number", "write a whole number, such as 350M or 1.2T"
     check(number.denominator == 1, f"read the count {text!r}", because=because, do=do)
-    # Not from the float, which has no room for all digits.
+    # From the fraction: a float has no room for all digits.
     return number.numerator
 
 
@@ -192,7 +192,7 @@ def _units_text(kind: str) -> str:
     return f"write a number and its unit: {shown}"
 
 
-# -- printing: all raise ConfigurationError for what is negative or not finite ---------------------
+# -- printing: all raise ConfigurationError for negative and non-finite values ---------------------
 
 
 def rate_text(bits_per_s: float) -> str:
@@ -241,7 +241,7 @@ def nbytes_text(nbytes: float) -> str:
 
 
 def times_text(fewer: float | None) -> str:
-    """How many times fewer, in two digits below 10; "-": there is nothing to compare.
+    """How many times fewer, in two digits below 10; "-" if there is nothing to compare.
 
     >>> times_text(1013.6), times_text(4.92), times_text(None)
     ('1,014', '4.9', '-')
@@ -263,14 +263,14 @@ def share_text(share: float) -> str:
 
 
 def _text(kind: str, value: float) -> str:
-    """`value` in three digits and the largest unit of which there is one."""
+    """`value` in three digits and the largest unit that it reaches."""
     because, do = "it is negative or not finite", "print a number from 0 up"
     check(0 <= value < math.inf, f"print {value} as a {kind}", because=because, do=do)
     units = {float(scale): names[0] for scale, names in _UNITS[kind].items()}
     digits = {scale: float(f"{value / scale:.3g}") for scale in sorted(units, reverse=True)}
     scale = next((scale for scale, number in digits.items() if number >= 1), min(units))
     shown = digits[scale] * scale
-    # Rounded up, it may be one of the next unit.
+    # Rounding up may reach the next unit.
     if not math.isclose(shown, value, rel_tol=1e-12):
         return _text(kind, shown)
     return f"{digits[scale]:g} {units[scale]}"
