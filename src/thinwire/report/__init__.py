@@ -1,4 +1,4 @@
-"""Reports: HTML files that contain everything they show and open without a network."""
+"""Reports: self-contained HTML files that open without a network."""
 
 from thinwire.report.page import Block, Chart, Macro, Page, TextTable, write_page
 from thinwire.report.run_page import ReportData, read_report_data, run_page

@@ -1,4 +1,4 @@
-"""The charts of a report of runs, the curves that its page draws, and what it shows first."""
+"""Charts of a report of runs: the curves that its page draws, and those that it shows first."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ _FEW: Final = 12
 _BASELINES: Final = ("ddp", "diloco")
 _Axes: TypeAlias = Mapping[str, tuple[str, str, Callable[[RunRecord], float | None]]]
 
-# Title, format of its numbers, and value in a record.
+# Title, number format, and value in a record.
 X_AXES: Final[_Axes] = {
     "steps": ("inner steps", "si", lambda record: record.step),
     "tokens": ("tokens of all workers", "si", lambda record: record.tokens),
@@ -35,7 +35,7 @@ _LOSS_AXIS: Final = {"title": {"text": "final loss, nats per token"}, "format": 
 
 
 def senders(variants: Sequence[Variant]) -> list[Variant]:
-    """The variants that send bytes, which a lone worker does not; all if none does."""
+    """The variants that send bytes, which a lone worker does not; all variants if none does."""
     return [variant for variant in variants if variant.moved_bytes] or list(variants)
 
 
@@ -50,7 +50,7 @@ def front_of(variants: Sequence[Variant]) -> list[Variant]:
 
 
 def first_shown(variants: Sequence[Variant]) -> list[int]:
-    """Indices of the variants that a page shows first: of many, the front and the baselines."""
+    """Indices of the variants that a page shows first: if there are many, front and baselines."""
     front = front_of(variants)
     return [
         index
@@ -62,10 +62,10 @@ def first_shown(variants: Sequence[Variant]) -> list[int]:
 def styles_of(variants: Sequence[Variant]) -> list[dict[str, int]]:
     """`meta` of the traces of each variant: a colour per method, and a dash per variant.
 
-    The page has eight colours; the first ones are for the variants that it shows first.
+    The page has eight colours; the first go to the variants that it shows first.
 
     Args:
-        variants: all of the page.
+        variants: all variants of the page.
     """
     first = [variants[index] for index in first_shown(variants)]
     names = list(dict.fromkeys(variant.config.method for variant in [*first, *variants]))
@@ -82,8 +82,8 @@ def styles_of(variants: Sequence[Variant]) -> list[dict[str, int]]:
 def curves_of(variant: Variant) -> dict[str, list[float | None]]:
     """Each quantity of `X_AXES` and `Y_AXES` at the steps of the records, as means over seeds.
 
-    None: not measured. With several seeds, the standard errors of a quantity's means are under its
-    name and " error".
+    None if not measured. With several seeds, the standard errors of a quantity's means are under
+    its name followed by " error".
     """
     points = {name: variant.curve(value) for name, (_, _, value) in {**X_AXES, **Y_AXES}.items()}
     steps = sorted(set[int]().union(*points.values()))
@@ -100,9 +100,9 @@ def curves(*, y: str, x: str, name: str, has_link: bool) -> Macro:
     """Lines of one quantity against another; the reader can choose both, and logarithmic axes.
 
     Args:
-        y: of `Y_AXES`, until the reader chooses another.
-        x: of `X_AXES`, or "link".
-        name: of the element.
+        y: key of `Y_AXES`, until the reader chooses another.
+        x: key of `X_AXES`, or "link".
+        name: name of the element.
         has_link: the page computes the time of each step on a link.
     """
     choices = {
@@ -115,7 +115,7 @@ def curves(*, y: str, x: str, name: str, has_link: bool) -> Macro:
 
 
 def front_chart(variants: Sequence[Variant]) -> Chart:
-    """Final loss against bytes, and the methods that no other beats in both."""
+    """Final loss against bytes, with the methods that no other beats in both."""
     sending, front = senders(variants), front_of(variants)
     mode = "markers+text" if len(sending) <= _FEW else "markers"
     stairs: dict[str, Any] = {
@@ -174,7 +174,7 @@ def _lines(variants: Sequence[Variant], field: str, other: str) -> dict[str, lis
     """Each method with one value of `other`: its best variants at several values of `field`."""
     best: dict[str, dict[int, Variant]] = {}
     for variant in variants:
-        # The method, without an H in its text.
+        # The method's text without its H.
         method = re.sub(r"(?<=[:,])sync_every=\d+,?|[:,]$", "", variant.config.method).rstrip(":,")
         line = best.setdefault(f"{method} {_SCALES[other][0]}={variant.settings[other]}", {})
         value = int(variant.settings[field])

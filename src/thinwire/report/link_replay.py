@@ -1,6 +1,6 @@
-"""Data with which a page replays a run over a link that its reader chooses.
+"""Data from which a page replays a run over a link that its reader chooses.
 
-The planner's time of an exchange is linear in rate and latency of a link:
+The planner's time for an exchange is linear in 1 / rate and in the latency of a link:
 
     transfer_s = 8 moved / rate        latency_s = hops latency        lag_s = last latency
 
@@ -50,9 +50,9 @@ def crossing_of(traffic: Traffic, index: int, topology: Topology) -> list[float]
     """`moved`, `hops` and `last` of the exchange of a message.
 
     Args:
-        traffic: of the run.
-        index: of the message.
-        topology: of the link.
+        traffic: messages of the run.
+        index: index of the message.
+        topology: paths of the messages.
     """
     link, compute = Link.of(8.0, latency_s=1.0), Compute(step_s=1)
     scenario = Scenario(traffic=traffic, compute=compute, link=link, topology=topology)
@@ -60,22 +60,22 @@ def crossing_of(traffic: Traffic, index: int, topology: Topology) -> list[float]
     return [taken.transfer_s, taken.latency_s, taken.lag_s]
 
 
-# It takes a second.
+# Cached, because resolving takes a second.
 _resolved: Final = cache(resolve)
 
 
 def replay_data(run: FinishedRun) -> dict[str, Any]:
-    """The exchanges of `run`, if their bytes equal those that it counted.
+    """The exchanges of `run`, if their bytes match the count of the run.
 
     Raises:
-        ConfigurationError: the planner cannot plan for it.
+        ConfigurationError: the bytes do not match, or the planner cannot plan for the run.
     """
     if run.summary.is_elastic:
         what = f"replay the run in {run.folder} over another link"
         because = "its workers came and went"
         raise ConfigurationError(what, because=because, do="plan for its method with thinwire plan")
     method, saved = Method.from_dict(run.config.described["method"]), run.folder / "model"
-    # The size of a byte-level model determines its shape.
+    # Only a byte-level model's shape follows from its size.
     is_saved = run.config.tokenizer != "bytes" and (saved / "config.json").is_file()
     shape = _resolved(str(saved) if is_saved else run.config.model_size)
     return replay_of(planned_traffic(run, method, shape), run.summary.steps)

@@ -1,6 +1,6 @@
 """A page, one HTML file that opens without a network, and its blocks.
 
-The macros of templates/blocks.html show the blocks.
+The macros in templates/blocks.html render the blocks.
 """
 
 from abc import ABC
@@ -53,12 +53,12 @@ class TextTable(Block):
     """A table whose first column names the row; the others are right-aligned.
 
     Args:
-        title: above it.
-        head: of the columns.
-        rows: each as long as the head, or shorter: then its last cell takes the rest.
-        main: columns that a narrow window shows beside the first one; empty: all.
+        title: heading above the table.
+        head: headings of the columns.
+        rows: rows of cells; in a row shorter than the head, the last cell spans the rest.
+        main: columns that a narrow window shows beside the first one; empty for all.
         rest: indices of rows that are hidden until a reader shows all.
-        name: of the element; a table with a name can be sorted, and copied as text with tabs.
+        name: name of the element; named tables can be sorted, and copied as text with tabs.
     """
 
     title: str
@@ -89,10 +89,10 @@ class Chart(Block):
     `format`: bytes, percent, duration, or si with a `unit`.
 
     Args:
-        title: above it.
+        title: heading above the figure.
         traces: as above.
-        layout: of the axes.
-        alt: description in words, and the place of the numbers.
+        layout: as above.
+        alt: description in words, which says where to find the numbers.
     """
 
     title: str
@@ -102,10 +102,10 @@ class Chart(Block):
 
 
 class Macro(Block):
-    """A block that is no more than a macro and its arguments.
+    """A block that consists of a macro and its arguments.
 
     Args:
-        macro: its name in templates/blocks.html.
+        macro: name of the macro in templates/blocks.html.
         values: arguments of the macro.
 
     >>> Macro("Paragraph", text="5 < 7").html()
@@ -125,11 +125,11 @@ class Page:
     """Contents of a page.
 
     Args:
-        title: of the page and of its window.
+        title: title of the page and of its window.
         lead: a line below the title.
-        blocks: from top to bottom.
+        blocks: blocks from top to bottom.
         scripts: files of this package with the page's JavaScript.
-        refresh_s: seconds after which the page reloads itself while its runs train; None: never.
+        refresh_s: seconds after which the page reloads itself while its runs train; None for never.
     """
 
     title: str
@@ -159,11 +159,11 @@ def write_page(page: Page, path: Path) -> None:
     """Write `page` to `path` atomically, and create its folder.
 
     Args:
-        page: to write.
-        path: of the file, which is replaced if it exists.
+        page: page to write.
+        path: path of the file, which is replaced if it exists.
 
     Raises:
-        ConfigurationError: it cannot be written.
+        ConfigurationError: the file cannot be written.
     """
     html = page.html()
     try:

@@ -17,7 +17,7 @@ def ranked(variants: Sequence[Variant]) -> list[Variant]:
 
 
 def results_table(variants: Sequence[Variant]) -> TextTable:
-    """A row for each method, the lowest loss first; of many methods, some are hidden at first."""
+    """A row for each method, the lowest loss first; if there are many, some are hidden at first."""
     front = front_of(variants)
     shown = [variants[index] for index in first_shown(variants)]
     best, *_ = rows = ranked(variants)
@@ -125,13 +125,12 @@ _SYMBOLS: Final = {"workers": "K", "sync_every": "H"}
 def differences_table(variants: Sequence[Variant]) -> TextTable:
     """A row for each method, a column for each part in which they differ, most values first.
 
-    Settings that are equal in all methods that have them, such as the betas of AdamW, are in
-    `shared_table`.
+    Settings that are equal wherever they exist, such as the betas of AdamW, are in `shared_table`.
     """
     settings = [variant.settings for variant in variants]
     parts: dict[str, list[str]] = {}
     for name in _differing_fields(settings):
-        # `inner` of `method.inner.lr`.
+        # `inner` from `method.inner.lr`.
         parts.setdefault(name.removeprefix("method.").partition(".")[0], []).append(name)
     columns = {part: [_text(part, its, names) for its in settings] for part, names in parts.items()}
     by_worth = sorted(columns, key=lambda part: -len(set(columns[part])))
@@ -163,7 +162,7 @@ def shared_table(variants: Sequence[Variant]) -> TextTable:
 
 
 def _text(part: str, its: Mapping[str, str], names: Collection[str]) -> str:
-    """Kind of the part of one method, and its other settings that differ.
+    """Kind of one method's part, then those of its settings that differ.
 
     >>> names = ("method.codec.bits", "method.codec.grid.kind", "method.codec.kind")
     >>> _text("codec", dict(zip(names, ("2", "Linear", "Quantise"))), names)
@@ -174,13 +173,13 @@ def _text(part: str, its: Mapping[str, str], names: Collection[str]) -> str:
         for name in names
         if name in its
     }
-    # The kind of the part itself has no name within the part, and is first.
+    # The kind of the part itself has no name within the part, and comes first.
     ordered = sorted(places, key=lambda name: (places[name] != "", name.count("."), name))
     return ", ".join(f"{places[name]} {its[name]}".strip() for name in ordered) or "-"
 
 
 def _differing_fields(settings: Sequence[Mapping[str, str]]) -> list[str]:
-    """Fields with several values, and kinds of parts that only some methods have."""
+    """Fields that take several values, and kinds of parts that only some methods have."""
     return [
         name
         for name in differing(settings)

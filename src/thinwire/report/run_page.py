@@ -64,8 +64,8 @@ class ReportData:
     """Runs of a report.
 
     Args:
-        variants: of runs that can be compared.
-        left_out: other folders, and the reason.
+        variants: variants whose runs can be compared.
+        left_out: other folders, and why they are left out.
     """
 
     variants: tuple[Variant, ...]
@@ -77,7 +77,7 @@ def read_report_data(paths: Sequence[Path], *, may_be_empty: bool = False) -> Re
 
     Args:
         paths: run folders, or folders of run folders.
-        may_be_empty: no run has to be finished.
+        may_be_empty: accept folders without a finished run.
 
     Raises:
         ConfigurationError: no run can be shown.
@@ -99,11 +99,11 @@ def read_report_data(paths: Sequence[Path], *, may_be_empty: bool = False) -> Re
 
 
 def run_page(data: ReportData, *, refresh_s: float | None = None) -> Page:
-    """All of a report.
+    """The whole report.
 
     Args:
-        data: of `read_report_data`.
-        refresh_s: seconds after which it reloads itself; None if its runs are complete.
+        data: result of `read_report_data`.
+        refresh_s: seconds after which the page reloads itself; None if its runs are complete.
     """
     variants = data.variants
     left_out: list[Block] = []
@@ -168,7 +168,7 @@ def run_page(data: ReportData, *, refresh_s: float | None = None) -> Page:
 
 def _summary(data: ReportData) -> list[Block]:
     best, *_ = rows = ranked(data.variants)
-    # Of those that move as little, the one that makes the most of it.
+    # Rows are sorted by loss: of the variants with the fewest bytes, the best.
     least = min(senders(rows), key=lambda variant: variant.moved_bytes)
     fewest = f"Fewest bytes: {least.label}, with a loss of {least.loss.text('.4f')}."
     if least is best:
@@ -234,12 +234,12 @@ def _link(
 
 
 def _page_data(variants: Sequence[Variant], played: Mapping[int, dict[str, Any]]) -> Macro:
-    """Data of the page's scripts; not shown."""
+    """Data for the page's scripts, not shown."""
     data = [
         {
             "label": variant.label,
             "style": style,
-            # Six digits: more than a screen shows, a third of the bytes.
+            # Six digits are more than a screen shows, and take a third of the bytes.
             "curves": json.loads(
                 json.dumps(curves_of(variant)), parse_float=lambda text: float(f"{float(text):.6g}")
             ),
