@@ -6,7 +6,7 @@ runners       carry out the missing runs, one after the other
 parallel      carries out several runs at a time, in processes
 comparison    the search, the rows and their differences
 
-Run folders are read by `thinwire.runs`.
+`thinwire.runs` reads run folders.
 """
 
 from thinwire.experiments.comparison import Comparison, compare

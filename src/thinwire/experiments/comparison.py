@@ -1,7 +1,7 @@
 """Results of an experiment: the search for rates, the rows and their differences.
 
-The search gives every row the same number of runs, and the best few more seeds before one is
-chosen.
+The search gives every row the same number of runs, then repeats the best few with more seeds before
+it chooses one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,8 +35,8 @@ class TuningResult:
     Args:
         spec: the variant, as requested.
         tried: the variant with each candidate's rates, and their runs.
-        chosen: the best one of `tried`; None if none could be chosen.
-        why: reason of the choice, or for none.
+        chosen: the best of `tried`; None if none could be chosen.
+        why: reason for the choice, or for making none.
     """
 
     spec: VariantSpec
@@ -45,7 +45,7 @@ class TuningResult:
     why: str
 
     def edges(self) -> list[str]:
-        """Rates whose chosen value is the lowest or highest tried: a better one may be beyond."""
+        """Rates whose chosen value is the lowest or highest tried: a better one may lie beyond."""
         found: list[str] = []
         for name, value in ({} if self.chosen is None else self.chosen.searched.given()).items():
             values = {row.spec.searched.given().get(name, value) for row in self.tried}
@@ -60,7 +60,7 @@ def search(
     """Try all candidates with the first seed and the best few with all, and choose by the mean.
 
     Raises:
-        ConfigurationError: rows with more candidates than others, or values that do not fit.
+        ConfigurationError: some rows have more candidates than others, or values do not fit.
     """
     recipe = runner.experiment.recipe
     tried = {spec: with_candidates(spec, tuning.of(spec.method), recipe) for spec in specs}
@@ -83,7 +83,7 @@ def search(
 
 
 def _mean_losses(rows: Sequence[ComparisonRow]) -> dict[VariantSpec, float] | None:
-    """Of candidates that did not diverge; None where a run is missing, for it might be the best."""
+    """Mean losses of candidates that did not diverge; None if a run, maybe the best, is missing."""
     ended = (RunState.FINISHED, RunState.DIVERGED)
     if any(status.state not in ended for row in rows for status in row.statuses.values()):
         return None
@@ -149,7 +149,7 @@ class Comparison:
 
     Args:
         rows: in the order of the experiment.
-        baselines: label of a row to that of its baseline.
+        baselines: maps the label of a row to that of its baseline.
         tuning: results of the search; empty without one.
     """
 
@@ -158,7 +158,7 @@ class Comparison:
     tuning: Sequence[TuningResult]
 
     def difference(self, row: ComparisonRow) -> Estimate | None:
-        """Loss of a row minus that of its baseline, paired by seed; None of the baseline itself."""
+        """Loss of a row minus its baseline's, paired by seed; None for the baseline itself."""
         base = self.baselines.get(row.spec.label)
         if base is None or base == row.spec.label:
             return None
@@ -172,7 +172,7 @@ class Comparison:
             if result.chosen is None:
                 runs[result.spec.label] = RunStatus(state=RunState.FAILED, why=result.why)
             for candidate in result.tried:
-                # A rate that diverges is a result of a search.
+                # In a search, divergence is a result.
                 found = candidate.by_folder().items()
                 runs |= {folder: s for folder, s in found if s.state is not RunState.DIVERGED}
         return {folder: s for folder, s in runs.items() if s.state is not RunState.FINISHED}
@@ -219,12 +219,12 @@ def compare(
 ) -> Comparison:
     """Carry out the missing runs of `experiment` in `out`, and write the results.
 
-    Finished runs are kept, unfinished ones continued. A folder with another run, or a damaged one,
-    is left alone, and its run has no result.
+    Keeps finished runs and continues unfinished ones. A damaged folder, or one that holds another
+    run, is left alone, and its run has no result.
 
     Args:
-        experiment: to carry out.
-        out: folder of the run folders, compare.json, statistics.json, tuning.json and, from the
+        experiment: experiment to carry out.
+        out: folder for the run folders, compare.json, statistics.json, tuning.json and, from the
             beginning, planned.json.
         make_observer: makes the observer of a run.
         runner: carries out the runs; default one after the other.
@@ -232,7 +232,7 @@ def compare(
             search calls it several times.
 
     Raises:
-        ConfigurationError: a description that cannot work; nothing has run.
+        ConfigurationError: the experiment cannot work; nothing has run.
     """
     specs = specs_of(experiment)
     baselines = _baselines(specs, experiment.baseline)
@@ -243,10 +243,10 @@ def compare(
         write_tuning(out / "tuning.json", experiment.tuning, tuning)
     chosen = {result.spec: result.chosen for result in tuning}
     final = {spec: chosen.get(spec, spec) for spec in specs}
-    # A seed at a time, so that what is there early is a whole table.
+    # Seed by seed, so that a whole table is there early.
     runs.complete([(spec, seed) for seed in experiment.seeds for spec in final.values() if spec])
     comparison = Comparison(
-        # A search without a choice leaves the row without runs.
+        # If a search chose nothing, the row stays without runs.
         rows=[runs.row(spec or asked) for asked, spec in final.items()],
         baselines=baselines,
         tuning=tuning,
@@ -257,7 +257,7 @@ def compare(
 
 
 def _baselines(specs: Sequence[VariantSpec], name: str | None) -> dict[str, str]:
-    """Label of each row to that of the baseline at the same place on all axes.
+    """Map the label of each row to that of the baseline with the same values on all axes.
 
     Axes that do not apply to the baseline do not count.
     """

@@ -12,12 +12,12 @@ from thinwire.train.recipes import Recipe
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rates:
-    """Rates of a method; None keeps the recipe's.
+    """Rates of a method; None keeps the recipe's value.
 
     Args:
         inner_lr: peak learning rate of the inner optimizer.
         outer_lr: learning rate of the outer optimizer.
-        outer_momentum: its Nesterov momentum; 0 is plain SGD.
+        outer_momentum: Nesterov momentum of the outer optimizer; 0 is plain SGD.
     """
 
     inner_lr: float | None = None
@@ -48,19 +48,19 @@ def product(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tuning:
-    """Search for each method's rates: all with the first seed, the best with all seeds.
+    """A search for each method's rates: all candidates with the first seed, the best with all.
 
     A method that averages at every step has no outer optimizer; candidates that differ only in it
     count as one.
 
     Args:
-        candidates: a method as in `Experiment.methods` to its rates; "" is for all others. Every
-            method must have the same number.
-        repeated: number of candidates that are repeated with the other seeds before one is chosen,
-            because one seed picks a rate at the edge of stability.
+        candidates: maps a method, as in `Experiment.methods`, to its rates; "" is for all others.
+            Every method must have the same number.
+        repeated: number of candidates to repeat with the other seeds before choosing one, because
+            a single seed picks a rate at the edge of stability.
 
     Raises:
-        ConfigurationError: no candidates, or none to repeat.
+        ConfigurationError: there are no candidates, or none to repeat.
     """
 
     candidates: Mapping[str, tuple[Rates, ...]]
@@ -76,7 +76,7 @@ class Tuning:
         """The candidates for `method`.
 
         Raises:
-            ConfigurationError: it has no candidates.
+            ConfigurationError: `method` has no candidates.
         """
         found = self.candidates.get(method, self.candidates.get(""))
         if found is None:
@@ -90,27 +90,27 @@ class Tuning:
 class Experiment:
     """A grid of runs over the same model, data and tokens.
 
-    Every method is combined with every axis that applies to it: a method that averages at
-    every step has no H and no outer optimizer. An axis of one value sets it, and the names of
-    methods and folders do not mention it. The global batch stays as K changes.
+    Every method is combined with every axis that applies to it: a method that averages at every
+    step has no H and no outer optimizer. An axis with a single value sets that value, and names of
+    methods and folders do not mention it. The global batch stays the same as K changes.
 
     Args:
-        recipe: from a method's name to a configuration.
+        recipe: maps a method's name to a configuration.
         methods: names that `recipe` takes.
-        seeds: each for all methods.
-        workers: K.
-        sync_every: H; a method whose name gives its own keeps that on an axis of several.
+        seeds: seeds to run every method with.
+        workers: values of K.
+        sync_every: values of H; on an axis of several, a method whose name sets H keeps its own.
         inner_lr: peak learning rates of the inner optimizer.
         outer_lr: learning rates of the outer optimizer.
-        outer_momentum: its momenta.
-        changes: fields in place of the recipe's, such as `{"steps": 1600,
+        outer_momentum: momenta of the outer optimizer.
+        changes: fields that replace the recipe's, such as `{"steps": 1600,
             "periods.evaluate_steps": 400}`.
-        baseline: of differences: a method, or a row's full label; None is diloco, or else the first
-            method.
+        baseline: method, or full label of a row, to take differences to; None is diloco if
+            present, else the first method.
         tuning: search for rates; None does not search.
 
     Raises:
-        ConfigurationError: an empty axis, or one that tuning searches, too.
+        ConfigurationError: an axis is empty, or is also searched by `tuning`.
 
     >>> Experiment(methods=("ddp", "muloco"), workers=(4, 8)).seeds
     (0,)
@@ -143,7 +143,7 @@ class Experiment:
 
 
 def load_experiment(name: str) -> Experiment:
-    """The experiment that FUNCTION of a file returns; `name` is `FILE.py:FUNCTION`.
+    """The experiment that a function in a file returns; `name` is `FILE.py:FUNCTION`.
 
     The function takes no arguments.
 
@@ -158,12 +158,12 @@ def load_experiment(name: str) -> Experiment:
 
 
 def unique(values: Iterable[Any]) -> tuple[Any, ...]:
-    """`values`, each once, in the order of their first occurrence."""
+    """`values` without repetitions, in the order of first occurrence."""
     return tuple(dict.fromkeys(values))
 
 
 def number_text(value: float) -> str:
-    """The shortest text that reads as `value`.
+    """The shortest text that parses to `value`.
 
     >>> number_text(4e-3), number_text(1.0), number_text(0.1234567)
     ('0.004', '1', '0.1234567')

@@ -1,6 +1,6 @@
 """The rows of a comparison, and the configurations of their runs.
 
-The rows are an experiment's grid without the seeds, each once.
+The rows are the grid of an experiment without its seeds, each row once.
 """
 
 import dataclasses
@@ -24,12 +24,12 @@ class VariantSpec:
     """A variant of a comparison, for every seed.
 
     Args:
-        method: its text, as the recipe takes it.
-        workers: K; None is the recipe's.
-        sync_every: H; None is the recipe's.
-        rates: of the optimizers.
-        coordinates: its values on axes of several values that apply to it.
-        searched: rates of a search, which are among `rates` as well, and in the name of a folder.
+        method: text of the method, as the recipe takes it.
+        workers: K; None keeps the recipe's.
+        sync_every: H; None keeps the recipe's.
+        rates: rates of the optimizers.
+        coordinates: values on the axes that apply to the variant and have several values.
+        searched: rates of a search, which are also among `rates`, and in the names of folders.
     """
 
     method: str
@@ -85,7 +85,7 @@ def _of_one(experiment: Experiment, method: str) -> Iterator[VariantSpec]:
     grid = {rate.name: getattr(experiment, rate.name) for rate in dataclasses.fields(Rates)}
     axes = {"K": experiment.workers, "H": experiment.sync_every} | grid
     swept = {name for name, values in axes.items() if len(unique(values)) > 1}
-    # An H in the method's own text stays as it is on an axis of several.
+    # On an axis of several H, a method keeps the H in its own text.
     keeps_h = "H" in swept and ":sync_every=" in method
     has_h = has_rounds(ask(experiment.recipe, method)) and not keeps_h
     for workers, sync_every, rates in itertools.product(
@@ -105,7 +105,7 @@ def _of_one(experiment: Experiment, method: str) -> Iterator[VariantSpec]:
 
 
 def _rates(candidates: tuple[Rates, ...], method: str, recipe: Recipe) -> tuple[Rates, ...]:
-    """`candidates` without an outer optimizer where the method has none; each once."""
+    """`candidates`, each once, and without outer rates if the method has no outer optimizer."""
     if has_rounds(ask(recipe, method)):
         return unique(candidates)
     return unique(Rates(inner_lr=candidate.inner_lr) for candidate in candidates)
@@ -140,7 +140,7 @@ def ask(recipe: Recipe, text: str) -> TrainConfig:
     """The configuration that `recipe` returns for the method `text`.
 
     Raises:
-        ConfigurationError: it returns something else, or fails.
+        ConfigurationError: the recipe returns something else, or fails.
     """
     what = f"use recipe {getattr(recipe, '__name__', '?')!r}"
     try:
@@ -167,9 +167,9 @@ def with_changes(
     """`config` with several fields changed at once.
 
     Args:
-        config: of a run.
-        changes: fields, those of a part as `data.sequence_length`.
-        is_member: the ranks of this torchrun are one of the workers, and not all of them.
+        config: configuration of a run.
+        changes: values by field; a field of a part is written like `data.sequence_length`.
+        is_member: the ranks of this torchrun are one of the workers, not all of them.
 
     Raises:
         ConfigurationError: there is no such field, or the values do not fit each other.
@@ -189,7 +189,7 @@ def with_changes(
             for part, given in parts.items()
         }
         machine = nested.get("machine", config.machine)
-        # Here already: the batch has to fit the workers there will be, not those of the recipe.
+        # Counted now, because the batch has to fit these workers and not those of the recipe.
         workers = plain.pop("workers", config.workers)
         if not is_member:
             workers = count_workers(workers, machine.worker_size)
@@ -201,7 +201,7 @@ def with_changes(
 
 
 def with_rates(method: Method, *, sync_every: int | None, rates: Rates) -> Method:
-    """`method` with another H and other rates, where they are given.
+    """`method` with the H and rates that are given.
 
     Raises:
         ConfigurationError: one of its slots has no such field.
@@ -214,7 +214,7 @@ def with_rates(method: Method, *, sync_every: int | None, rates: Rates) -> Metho
     momentum = rates.outer_momentum
     outer: dict[str, Any] = {} if rates.outer_lr is None else {"lr": rates.outer_lr}
     if momentum is not None:
-        # Gossip has heavy-ball momentum and no other kind.
+        # Gossip has only heavy-ball momentum.
         nesterov = {"nesterov": momentum > 0} if hasattr(method.outer, "nesterov") else {}
         outer |= {"momentum": momentum, **nesterov}
     if outer:

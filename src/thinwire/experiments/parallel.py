@@ -20,21 +20,21 @@ from thinwire.train.observers import OnRecord
 from thinwire.train.workers.group import cores
 
 _PATIENCE_S = 5.0
-# Importing these takes seconds. On Linux, a server does it once, and forks a process for each run.
+# Slow to import. On Linux, a server imports them once, and forks a process for each run.
 _PRELOADED = [__name__, "transformers.models.llama.modeling_llama", "numba"]
 
 
 class ParallelRunner:
     """The `Runner` that carries out `jobs` runs at a time.
 
-    Each run has a process and a share of the cores. A run whose process dies is continued once from
-    its checkpoint, in another process; if it dies again, it always would.
+    Each run has a process and a share of the cores. A run whose process dies continues once from
+    its checkpoint, in another process; one that dies twice would die every time.
 
     Args:
-        jobs: how many.
+        jobs: number of runs at a time.
 
     Raises:
-        ConfigurationError: fewer than one.
+        ConfigurationError: jobs is below 1.
     """
 
     def __init__(self, jobs: int) -> None:
@@ -90,15 +90,15 @@ class ParallelRunner:
             try:
                 return list(threads.map(carry_out_one, range(len(runs))))
             finally:
-                with lock:  # no process is started after it
+                with lock:  # no process starts after this
                     stopped.set()
                 for process in processes:
-                    process.terminate()  # what it has not finished is in its checkpoint
+                    process.terminate()  # its checkpoint keeps its progress
                 for process in processes:
                     process.join(_PATIENCE_S)
                     process.kill()
                 for folder in {run.log.parent for run in runs}:
-                    with suppress(OSError):  # it stays if it has logs
+                    with suppress(OSError):  # a folder with logs stays
                         folder.rmdir()
 
 
@@ -112,7 +112,7 @@ def _packed(run: PlannedRun) -> bytes:
 
 
 def _shares(all_cores: list[int], jobs: int) -> list[list[int]]:
-    """A part of the cores for each job; with more jobs than cores, some share one.
+    """Some of the cores for each job; with more jobs than cores, some jobs share one.
 
     >>> _shares([0, 1, 2], 2), _shares([5], 2)
     ([[0, 2], [1]], [[5], [5]])
@@ -120,14 +120,14 @@ def _shares(all_cores: list[int], jobs: int) -> list[list[int]]:
     return [all_cores[job::jobs] or [all_cores[job % len(all_cores)]] for job in range(jobs)]
 
 
-# -- in the other process --------------------------------------------------------------------------
+# -- in the process of a run -----------------------------------------------------------------------
 
 
 def _carry_out(pipe: Connection, packed: bytes, share: list[int]) -> None:
-    """Carry out a run; sends its records, and its failure or None."""
-    # Ctrl-C reaches this process as well; the one that started it ends it.
+    """Carry out a run; send its records, then its failure or None."""
+    # Ctrl-C reaches this process as well, but its parent is the one to end it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # It leaves by way of its finalisers: else the terminal gets a warning about its semaphores.
+    # Exit through the finalisers: otherwise the terminal gets a warning about semaphores.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, share)
@@ -139,7 +139,7 @@ def _carry_out(pipe: Connection, packed: bytes, share: list[int]) -> None:
     with suppress(OSError):  # the run itself fails over the disk
         run.log.parent.mkdir(parents=True, exist_ok=True)
         with run.log.open("ab") as file:
-            # On the terminal, its output would tear the display.
+            # On the terminal, this output would break up the display.
             for stream in (sys.stdout, sys.stderr):
                 os.dup2(file.fileno(), stream.fileno())
     failure = carry_out(run, OnRecord(partial(_send, pipe)), len(share))
@@ -155,5 +155,5 @@ def _send(pipe: Connection, message: dict[str, Any] | str | None) -> None:
     try:
         pipe.send(message)
     except OSError as error:
-        # The process that started this one is gone; its next start continues from the checkpoint.
+        # The parent is gone; its next start continues from the checkpoint.
         raise SystemExit from error

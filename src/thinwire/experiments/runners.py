@@ -1,4 +1,4 @@
-"""The missing runs of an experiment, begun or continued."""
+"""Begins or continues the missing runs of an experiment."""
 
 import dataclasses
 import traceback
@@ -34,9 +34,9 @@ class PlannedRun:
     """A run to carry out.
 
     Args:
-        title: its name in messages.
-        folder: of the run.
-        config: of the run.
+        title: name of the run in messages.
+        folder: folder of the run.
+        config: configuration of the run.
     """
 
     title: str
@@ -45,14 +45,14 @@ class PlannedRun:
 
     @property
     def log(self) -> Path:
-        """File for a traceback and, of a run in another process, its output; absent if empty.
+        """File for a traceback and, for a run in another process, its output; absent if empty.
 
-        It is not in the run's folder, which may belong to another run.
+        Not in the run's folder, which may belong to another run.
         """
         return self.folder.parent / "logs" / f"{self.folder.name}.log"
 
     def failed(self, failure: str) -> str:
-        """What is shown of its failure."""
+        """The message to show for a failure of this run."""
         log = f"; its log: {self.log}" if self.log.exists() else ""
         return f"{self.title} failed: {failure}{log}"
 
@@ -70,33 +70,33 @@ def no_observer(_: PlannedRun) -> Observer:
 
 
 Runner: TypeAlias = Callable[[Sequence[PlannedRun], MakeObserver], list[str | None]]
-"""Begins or continues runs, each with another folder, and makes a run's observer when it starts.
+"""Begins or continues runs, each in its own folder, and makes a run's observer when it starts.
 
-Returns why each of them failed, in their order.
+Returns for each run, in order, why it failed, or None.
 """
 
 
 def one_by_one(runs: Sequence[PlannedRun], make_observer: MakeObserver) -> list[str | None]:
-    """The `Runner` that carries out one run after the other, in this process."""
+    """The `Runner` that carries out runs one after the other, in this process."""
     return [carry_out(run, make_observer(run), len(cores())) for run in runs]
 
 
 def carry_out(run: PlannedRun, shown: Observer, cores: int) -> str | None:
-    """Begin or continue one run here; returns why it failed.
+    """Begin or continue one run in this process; returns why it failed, or None.
 
     Args:
-        run: to carry out.
+        run: run to carry out.
         shown: receives its records; closed at the end.
-        cores: number that it may use.
+        cores: number of cores that it may use.
     """
     try:
         forget_failure(run.folder)
-        # Without the end, after which it is known how the run ended.
+        # Records only: `shown` is closed below, once it is known how the run ended.
         watching = OnRecord(shown.record)
         resume(_with_threads(run, cores), run.folder, lambda _config, _step: [watching])
     except Exception as error:  # whatever it is, the other runs continue
         kind, why = type(error).__name__, str(error).strip() or repr(error)
-        # After a ConfigurationError the folder may belong to another process, which writes there.
+        # After a ConfigurationError the folder may belong to another process that writes there.
         if not isinstance(error, ConfigurationError):
             note_failure(run.folder, kind, why)
         if not isinstance(error, ThinwireError):  # whose message has the remedy
@@ -117,7 +117,7 @@ def _with_threads(run: PlannedRun, cores: int) -> TrainConfig:
     if machine.threads:
         return run.config
     try:
-        # Sums depend on the number: a run that is continued keeps what it had.
+        # Sums depend on the number of threads, so a continued run keeps its own.
         threads = read_config(run.folder).threads
     except CheckpointError:
         threads = 0
@@ -134,7 +134,7 @@ class ComparisonRow:
 
     Args:
         spec: the variant, with the rates that a search chose.
-        statuses: of its runs, by seed.
+        statuses: status of its runs, by seed.
     """
 
     spec: VariantSpec
@@ -166,13 +166,13 @@ class ExperimentRunner:
     """Variants times seeds, carried out until each has a result or a reason for having none.
 
     Args:
-        experiment: the grid that the variants are from.
+        experiment: the grid to which the variants belong.
         out: folder of the run folders.
-        runner: carries the runs out.
+        runner: carries out the runs.
         make_observer: makes the observer of a run.
         note_planned: receives the runs before any of them begins.
 
-    `statuses` has the status of all runs so far.
+    `statuses` holds the status of all runs so far.
     """
 
     experiment: Experiment
@@ -184,11 +184,10 @@ class ExperimentRunner:
     _runs: dict[RunKey, PlannedRun] = field(init=False, default_factory=dict[RunKey, PlannedRun])
 
     def complete(self, keys: Sequence[RunKey]) -> None:
-        """Carry out what is missing of `keys`, and set the status of each after that.
+        """Carry out those of `keys` that are missing, then set the status of each.
 
         Raises:
-            ConfigurationError: values that do not fit, or runs that cannot be compared; nothing has
-                run then.
+            ConfigurationError: values do not fit, or runs cannot be compared; nothing has run then.
         """
         runs = {(spec, seed): self._planned(spec, seed) for spec, seed in keys}
         self._runs |= runs
@@ -203,7 +202,7 @@ class ExperimentRunner:
             if failure is not None and statuses[key].state not in _NOTED:
                 statuses[key] = RunStatus(state=RunState.FAILED, why=failure)
         self.statuses |= statuses
-        # A search and the runs after it are one comparison.
+        # A search and the runs that follow it form one comparison.
         apart = not_comparable([s.run for s in self.statuses.values() if s.run is not None])
         for key, run in self._runs.items():
             if run.folder in apart:
@@ -216,12 +215,12 @@ class ExperimentRunner:
         return ComparisonRow(spec=spec, statuses=found)
 
     def note(self, *, is_over: bool) -> None:
-        """Note in `out` which runs there are."""
+        """Note in `out` which runs exist."""
         names = {run.folder.name for run in self._runs.values()}
         note_planned_runs(self.out, names, is_over=is_over)
 
     def _begin(self, run: PlannedRun) -> Observer:
-        # Not earlier: runs that a runner refuses leave no folder.
+        # Not earlier, because runs that a runner refuses leave no folder.
         self.note(is_over=False)
         return self.make_observer(run)
 
