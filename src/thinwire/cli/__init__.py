@@ -14,11 +14,11 @@ def main(arguments: list[str] | None = None) -> int:
     Args:
         arguments: without the program's name; default those of this process.
     """
-    # OpenMP reads it when torch is loaded. Its threads otherwise spin for milliseconds at every
-    # barrier, which takes the cores from other workers of this machine.
+    # OpenMP reads this when torch is loaded. Without it, threads spin for milliseconds at every
+    # barrier and take the cores from other workers on this machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
-        # Here, because the core installs without what the commands need.
+        # Imported late, because the core installs without what the commands need.
         from thinwire.cli.command import run
 
         return run(arguments)
@@ -30,13 +30,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def install_text(error: ModuleNotFoundError) -> str:
-    """What to do about a module that is missing, for the end of an error message.
+    """The remedy for a missing module, for the end of an error message.
 
     >>> install_text(ModuleNotFoundError(name="jinja2.runtime"))
     "pip install 'thinwire[report]'"
     """
     package = (error.name or "").partition(".")[0]
-    # As the metadata of this package say, such as: jinja2>=3.1; extra == "report"
+    # Matches this package's metadata, such as: jinja2>=3.1; extra == "report"
     wanted = re.compile(rf"{package}\b.*extra == \W(?!dev|docs)(\w+)")
     extras = [found[1] for line in requires("thinwire") or () if (found := wanted.match(line))]
     if package and not extras:

@@ -34,11 +34,11 @@ def show_advice(
     """Print a table, lines to paste, and what the numbers are worth.
 
     Args:
-        console: to print to.
-        advice: of `advise`, for `job`.
+        console: console to print to.
+        advice: result of `advise` for `job`.
         job: model, workers and link.
-        model: value of --model; None: a config.json of the user's own.
-        accelerators: that share a worker.
+        model: value of --model; None for a config.json of the user's own.
+        accelerators: number of accelerators per worker.
         at: address of the run; default a placeholder.
     """
     from thinwire.plan.advice import advice_table
@@ -63,16 +63,16 @@ def command_line(
     accelerators: int = 1,
     at: Address | None = None,
 ) -> str:
-    """The command that each worker starts with, but for the address, its number and the folder.
+    """The command that each worker runs, except for the address, its number and the folder.
 
-    In a star workers meet in an object store, in a ring at a port of worker 0. They have numbers,
+    In a star, workers meet in an object store; in a ring, at a port of worker 0. They have numbers,
     except in a store with a method that lets them come and go.
 
     Args:
-        choice: what is run.
-        job: for how many workers of which model.
-        model: value of --model; None: a config.json of the user's own.
-        accelerators: that share a worker.
+        choice: preset and settings to run.
+        job: the model and the number of workers.
+        model: value of --model; None for a config.json of the user's own.
+        accelerators: number of accelerators per worker.
         at: address of the run; default a placeholder.
     """
     recipe = " --recipe paper" if job.shape.parameters >= _PAPER_RECIPE_FROM else ""
@@ -94,7 +94,7 @@ def command_line(
 
 
 def _notes(advice: Advice, job: Job) -> Iterator[str]:
-    """What the first costs, what is kept of the rate, what would help, where losses are from."""
+    """Cost of the first choice, share of the rate kept free, helpful changes, source of losses."""
     from thinwire.plan.advice import FEWEST_ROUNDS, INTERVALS, LOSS_SOURCE, USED_SHARE
     from thinwire.plan.forecast import bill
 

@@ -46,7 +46,7 @@ _TO_CONTINUE: Final = {
     "serve": "; to continue: the same thinwire serve with --out FOLDER",
     "hub": "; to continue: the same thinwire hub",
 }
-"""Commands that outlive their terminal, because their result is in a folder."""
+"""Commands that outlive their terminal, because their results go into a folder."""
 
 _OVERVIEW: Final = """\
 Train language models on machines that are joined by slow links.
@@ -59,7 +59,7 @@ $ thinwire COMMAND --help                           # the flags of a command
 """
 _MISTYPED: Final = 2
 _NARROWEST: Final = 40
-"""Columns; in much fewer, tyro lays out help without end."""
+"""Columns; in far fewer, tyro never finishes laying out the help."""
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -69,7 +69,7 @@ def run(arguments: list[str] | None = None) -> int:
         arguments: without the program's name; default those of this process.
 
     Raises:
-        SystemExit: flags are wrong (status 2), or help was shown (status 0).
+        SystemExit: wrong flags (status 2), or after showing help (status 0).
     """
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:  # closed by whoever started this process
@@ -87,7 +87,7 @@ def run(arguments: list[str] | None = None) -> int:
     except RunStopped as stopped:
         return _ended(str(stopped), 128 + signal.SIGTERM)
     except ThinwireError as error:
-        why = f"error: {error}".replace("\n", " ")  # libraries have several lines to say
+        why = f"error: {error}".replace("\n", " ")  # messages of libraries may have several lines
         return _ended(why, _MISTYPED if isinstance(error, UnknownNameError) else 1)
     except OSError as error:
         do = "see to the file, disk or address that it names, and repeat the command"
@@ -104,7 +104,7 @@ def _ended(why: str, status: int) -> int:
 
 
 def _read(name: str, arguments: Sequence[str]) -> Any:
-    """The command with its flags; exits after help or version, or where flags are wrong."""
+    """The command with its flags; exits after help or version, or if flags are wrong."""
     config = (tyro.conf.DisallowNone,)
     if name == "--version":
         sys.stdout.write(f"{__version__}\n")
@@ -146,7 +146,7 @@ def _doc(kind: Any) -> str:
 
 
 def _without_rare(kind: Any) -> Any:
-    """`kind` without what --help leaves out."""
+    """`kind` without the flags that --help leaves out."""
     hidden = [
         (name, tyro.conf.Suppress[hint], None)
         for name, hint in get_type_hints(kind, include_extras=True).items()
@@ -156,7 +156,7 @@ def _without_rare(kind: Any) -> Any:
 
 
 def _explain(arguments: Sequence[str], kind: Any) -> None:
-    """Name the right place of addresses, and of flags that `kind` does not have."""
+    """Say where addresses belong, and flags that `kind` does not have."""
     own = {flag(field.name) for field in fields(kind)}
     given = {argument.partition("=")[0]: None for argument in arguments}
     if "--at" in given or ("--at" not in own and any("://" in each for each in given)):

@@ -99,7 +99,7 @@ class CompareCommand(RunFlags):
         )
         experiment = self._experiment()
         out = self.out or default_out("compare")
-        specs_of(experiment)  # refuses what does not fit, before a folder is made
+        specs_of(experiment)  # refuses a bad experiment before a folder is made
         check(
             not has_files_of_run(out),
             f"compare in {out}",
@@ -129,7 +129,7 @@ class CompareCommand(RunFlags):
         """The experiment that the flags describe.
 
         Raises:
-            ConfigurationError: a value cannot be read, or they do not fit.
+            ConfigurationError: a value cannot be read, or values do not fit each other.
         """
         from thinwire.experiments import Experiment, load_experiment
         from thinwire.train import recipes
@@ -145,7 +145,7 @@ class CompareCommand(RunFlags):
 
 
 def _tuning(texts: tuple[str, ...]) -> Tuning:
-    """Candidates of each method: for all, with what one has of its own in place of it."""
+    """Candidates of each method: those for all, with a method's own values in place of some."""
     from thinwire.experiments import Rates, Tuning, product
 
     tuned = [field.name for field in dataclasses.fields(Rates)]

@@ -22,15 +22,15 @@ from thinwire.train.observers import Observer, Terminal, shows_bars
 
 
 class CompareDisplay:
-    """A bar for each run that trains and one for all of them; off a terminal, plain lines.
+    """A bar for each run in training and one for all runs; plain lines without a terminal.
 
     Args:
-        console: where it is shown.
+        console: console to show it on.
     """
 
     def __init__(self, console: Console) -> None:
         self.console, self.done = console, dict[Path, bool]()
-        # What does not fit is cut from the title, and never from the seed.
+        # Whatever does not fit is cut from the title, never from the seed.
         title = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         self.progress = Progress(
             TextColumn("{task.description}", markup=False, table_column=title),
@@ -42,13 +42,13 @@ class CompareDisplay:
             console=console,
             disable=not shows_bars(console),
             expand=True,
-            refresh_per_second=2,  # training pays for them: it may be in this very process
+            refresh_per_second=2,  # training pays for it, as it may be in this process
             speed_estimate_period=24 * 3600.0,  # records may be minutes apart
         )
         self._all = self.progress.add_task("all runs", total=0, seed="", measured="")
 
     def note_planned(self, runs: Sequence[tuple[PlannedRun, RunStatus]]) -> None:
-        """Count `runs`, finished ones as well."""
+        """Count `runs`, including finished ones."""
         self.done |= {run.folder: status.run is not None for run, status in runs}
         self.count()
 
@@ -57,10 +57,10 @@ class CompareDisplay:
         self.progress.update(self._all, completed=sum(self.done.values()), total=len(self.done))
 
     def observe(self, run: PlannedRun) -> Observer:
-        """What shows the records of a run that begins."""
+        """The observer that shows the records of a run."""
         if shows_bars(self.console):
             return _Bar(self, run)
-        # Lines that name their run, because those of several may follow each other.
+        # Lines name their run, because those of several runs may mix.
         return Terminal(self.console, title=run.title, steps=run.config.steps)
 
 
@@ -96,7 +96,7 @@ class _Bar(Observer):
 
 
 def comparison_tables(comparison: Comparison) -> Iterator[Table]:
-    """Rates that a search chose, means of each method, and differences."""
+    """Tables of the rates that a search chose, the means of each method, and the differences."""
     if comparison.tuning:
         yield table(
             f"rates, out of {len(comparison.tuning[0].tried)} tried for each; all in tuning.json",

@@ -71,7 +71,7 @@ class DoctorCommand(StoreFlags, ModelFlags):
         from thinwire.doctor.method import ExpectedRun
         from thinwire.doctor.store import store_findings
 
-        # The doctor finds out, or assumes, what is not given.
+        # The doctor measures or assumes what is not given.
         size = {"model", "parameters", "layers"} & {*given} or {"model"}
         check_flags({*size, "bandwidth", "workers", "step_time"})
         expected = ExpectedRun(
@@ -81,7 +81,7 @@ class DoctorCommand(StoreFlags, ModelFlags):
         for name, examined in machine_checks(lacking=lacking, token_file=self.token_file).items():
             yield examine(name, examined)
         if address is not None:
-            # A token that cannot be is one of the findings above.
+            # An invalid token is one of the findings above.
             with suppress(ConfigurationError):
                 token = optional_token(self.token_file)
                 yield from store_findings(address.place, expected, run=address.run, token=token)

@@ -142,7 +142,7 @@ class TrainFlags(RunFlags, MethodFlags):
         """The recipe's configuration with the flags that were given.
 
         Args:
-            is_member: the ranks of this torchrun are one worker of several.
+            is_member: the ranks of this torchrun are one of several workers.
 
         Raises:
             ConfigurationError: an unknown recipe or method, or values that do not fit.
@@ -174,7 +174,7 @@ class TrainFlags(RunFlags, MethodFlags):
         """All settings of the run `config`, by the names of their flags."""
         settings = {name: attrgetter(path)(config) for name, path in _paths().items()}
         settings["compile"] = "yes" if config.machine.compile else "no"
-        # Not "cuda:1" of this host. But threads, which decide the order of sums, are kept.
+        # Not this host's "cuda:1". Threads stay, because they decide the order of sums.
         settings["device"] = self.device
         found = given_in(self) | settings | {"workers": config.workers}
         return {field.name: found.get(field.name) for field in fields(self)}
@@ -187,7 +187,7 @@ def _paths() -> Mapping[str, str]:
     from thinwire.train.data import Data
 
     parts = {"data": Data, "schedule": WarmupCosine, "machine": Runtime, "periods": Intervals}
-    # A flag has the name of the field that it sets; what is in no part is a field of TrainConfig.
+    # A flag has the name of its field, which is in one of the parts or else in TrainConfig itself.
     paths = {"model": "model.size"} | {
         field.name: f"{part}.{field.name}" for part, kind in parts.items() for field in fields(kind)
     }
@@ -196,7 +196,7 @@ def _paths() -> Mapping[str, str]:
 
 
 def changes_of(flags: RunFlags) -> dict[str, Any]:
-    """What `flags` change in a configuration: field to value, those of a part as `data.corpus`.
+    """What `flags` change in a configuration: values by field; parts as in `data.corpus`.
 
     >>> changes_of(RunFlags(steps=3, compile="yes"))
     {'steps': 3, 'machine.compile': True}
@@ -208,7 +208,7 @@ def changes_of(flags: RunFlags) -> dict[str, Any]:
 
 
 def given_in(flags: Any) -> dict[str, Any]:
-    """The flags of a dataclass that differ from its defaults: name to value.
+    """The flags of a dataclass that differ from its defaults: values by name.
 
     >>> given_in(RunFlags(steps=2))
     {'steps': 2}
@@ -223,12 +223,12 @@ def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
 
 
 def to_toml(settings: Mapping[str, Any]) -> str:
-    """A file for --config, without what is of one run alone, such as its folder.
+    """A file for --config, without settings of one run alone, such as its folder.
 
     >>> to_toml({"method": "ddp", "steps": 3, "out": Path("runs/a"), "device": None})
     'method = "ddp"\\nsteps = 3\\n'
     """
-    # Text, numbers and lists of them are written alike in TOML and JSON.
+    # TOML and JSON write text, numbers and lists of them alike.
     return "".join(
         f"{name} = {json.dumps(value, ensure_ascii=False)}\n"
         for name, value in settings.items()
@@ -244,7 +244,7 @@ def from_toml(file: Path, kind: Any) -> Iterator[str]:
         kind: dataclass of the command.
 
     Raises:
-        ConfigurationError: the file cannot be read, or has a key that is no flag.
+        ConfigurationError: the file cannot be read, or has a key that is not a flag.
     """
     try:
         settings = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -269,7 +269,7 @@ def from_toml(file: Path, kind: Any) -> Iterator[str]:
             because="an empty text names nothing",
             do="write a value, or leave it out",
         )
-        if name == "tune" and isinstance(value, list):  # its values are words of their own
+        if name == "tune" and isinstance(value, list):  # each value is a word of its own
             yield from (flag(name), *map(str, value))
         elif isinstance(value, list):
             yield f"{flag(name)}={','.join(map(str, value))}"
@@ -281,7 +281,7 @@ def from_toml(file: Path, kind: Any) -> Iterator[str]:
 
 
 def default_out(name: str, *, resume: bool = False) -> Path:
-    """The first folder `runs/NAME-N` that does not exist; to resume, the last one that does."""
+    """The first folder `runs/NAME-N` that does not exist; to resume, the last that does."""
     from thinwire.experiments.grid import folder_name
 
     number = 1
@@ -291,7 +291,7 @@ def default_out(name: str, *, resume: bool = False) -> Path:
 
 
 def flag(name: str) -> str:
-    """A flag as it is written on the command line.
+    """A flag as written on the command line.
 
     >>> flag("step_time")
     '--step-time'
@@ -303,8 +303,8 @@ def read_address(text: str | None) -> Address:
     """The address of a run in an object store; its token becomes that of the process.
 
     Raises:
-        ConfigurationError: `text` cannot be read, is no address in a store, or has another token
-            than THINWIRE_TOKEN.
+        ConfigurationError: `text` cannot be read, is not an address in a store, or has a token that
+            differs from THINWIRE_TOKEN.
     """
     address = Address.read(text)
     check(

@@ -31,24 +31,24 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _LOOPBACK = "127.0.0.1"
-# Each server of SeaweedFS listens at a port for HTTP and at one for gRPC.
+# Each server of SeaweedFS listens at one port for HTTP and at another for gRPC.
 _PORTS = [
     f"{each}.port{kind}" for each in ("s3", "master", "volume", "filer") for kind in ("", ".grpc")
 ]
 _FLAGS = (
     *("-logtostderr", "server", "-dir=.", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
     *("-s3", "-s3.config=s3.json", "-s3.cert.file=cert.pem", "-s3.key.file=key.pem"),
-    # What nothing here asks for would listen, or report elsewhere.
+    # Parts that nothing here uses would otherwise listen, or report elsewhere.
     *("-s3.iam=false", "-s3.port.iceberg=0", "-s3.port.lance=0", "-filer.disableHttp"),
     "-master.telemetry=false",
     *("-s3.concurrentUploadLimitMB=256", "-s3.idleTimeout=120"),
-    # Small volumes, as many as the disk has room for; the space of deleted objects is soon free.
+    # Small volumes, as many as fit on the disk; deleted objects soon free their space.
     *("-master.volumeSizeLimitMB=256", "-volume.max=0", "-master.vacuumIntervalSeconds=120"),
     # No election, and no wait for other volume servers.
     *("-master.peers=none", "-volume.preStopSeconds=0"),
 )
 _UP_S, _POLL_S, _LINGER_S = 60.0, 0.1, 1.0
-# A hundred workers may be behind one address, with 16 connections each; each takes two files here.
+# A hundred workers with 16 connections each may share an address; a connection takes two files.
 _CHUNK_NBYTES, _CONNECTIONS_OF_ONE, _FILES = 256 << 10, 2048, 1 << 16
 
 
@@ -99,7 +99,7 @@ class HubCommand:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         with ExitStack() as claimed:
-            # Below those that the system gives to connections, SeaweedFS's own among them.
+            # Below the ports that the system gives to connections, including SeaweedFS's own.
             candidates = random.SystemRandom().sample(range(20_000, 32_000), 1000)
             free = (port for port in candidates if _claim(port, claimed))
             inner = dict(zip(_PORTS, free, strict=False))
@@ -155,13 +155,13 @@ class HubCommand:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C is for this process, which then ends that one
+                start_new_session=True,  # Ctrl-C must reach only this process, which then ends it
                 preexec_fn=_die_with_parent,
             )
         try:
             yield process
         finally:
-            # Not SIGTERM, with which it waits 10 s for its own connections; nothing is lost by it.
+            # On SIGTERM it would wait 10 s for its own connections; SIGKILL loses nothing.
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
@@ -170,7 +170,7 @@ class HubCommand:
                     left.unlink(missing_ok=True)
 
     def _token(self) -> tuple[Token, str]:
-        """The token, and its secret if it is none of the user's."""
+        """The token, and its secret unless the user gave it."""
         if self.token_file is not None or os.environ.get(TOKEN_VARIABLE):
             return find_token(self.token_file), ""
         file = self.folder / "token"
@@ -181,8 +181,8 @@ class HubCommand:
     def _configure(self, token: Token, host: str, admin: tuple[str, str]) -> dict[str, str]:
         """The environment of SeaweedFS, once its files are in the folder.
 
-        Nothing of the user's environment, which may have keys to other stores. Its servers know
-        each other by the certificate: other users of this machine reach their ports, too.
+        It has nothing of the user's environment, which may hold keys to other stores. The servers
+        know each other by the certificate, because other users of this machine reach their ports.
         """
         from thinwire.security.tls import hub_certificate, run_authority
         from thinwire.transport.address import BUCKET, hub_keys
@@ -209,9 +209,9 @@ class HubCommand:
 
 
 def _forwarder(port: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]:
-    """Passes connections on to a port of loopback.
+    """Forwards connections to a port on loopback.
 
-    SeaweedFS could listen on all addresses itself, but would do so at the port for gRPC, too.
+    SeaweedFS could listen on all addresses itself, but would then also do so at its gRPC port.
     """
     opened = Counter[str]()
 
@@ -224,7 +224,7 @@ def _forwarder(port: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWrite
                 writers.append(to)
                 sent = asyncio.ensure_future(_copy(reader, to))
                 await _copy(back, writer)
-                # Closed with something unread, it would take the answer back from who still sends.
+                # Closing with unread data resets the connection, and the sender loses the answer.
                 await asyncio.wait([sent], timeout=_LINGER_S)
                 sent.cancel()
         opened[host] -= 1
@@ -244,7 +244,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def _wait_until_up(port: int, token: Token, admin: tuple[str, str]) -> None:
-    """Until an object that is there is not written once more."""
+    """Wait until the store is up and refuses to write an existing object again."""
     from thinwire.transport.address import HubAddress, hub_keys
     from thinwire.transport.object_store import ObjectStore
 
@@ -253,17 +253,17 @@ async def _wait_until_up(port: int, token: Token, admin: tuple[str, str]) -> Non
         with suppress(OSError), socket.create_connection((_LOOPBACK, port)):
             break
         await asyncio.sleep(_POLL_S)
-    # The first request makes the bucket, which workers may not.
+    # The first request creates the bucket, which workers are not allowed to do.
     for keys in (admin, hub_keys(token)):
         store = ObjectStore(HubAddress(_LOOPBACK, port).open(token, keys))
         await store.check_put_if_absent(f"check/{secrets.token_hex(8)}", until_s)
 
 
 def _claim(port: int, claimed: ExitStack) -> bool:
-    """Take a port of loopback from all hubs that start later; False if it is in use.
+    """Claim a loopback port against hubs that start later; False if it is in use.
 
-    SeaweedFS listens on it some time later. The port of the same number for UDP, which it leaves
-    alone, stands for it until then and after.
+    SeaweedFS listens on it only some time later. Until then and after, the UDP port of the same
+    number, which SeaweedFS does not use, stands for the claim.
     """
     with suppress(OSError), socket.create_server((_LOOPBACK, port)):
         udp = claimed.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
@@ -273,7 +273,7 @@ def _claim(port: int, claimed: ExitStack) -> bool:
 
 
 def _die_with_parent() -> None:
-    # Else it would keep the folder from the next hub, after this one was killed.
+    # Otherwise it would outlive a killed hub, and keep the folder from the next one.
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
@@ -286,6 +286,6 @@ def _write(file: Path, content: bytes) -> None:
 
 
 def _reason(log: Path) -> str:
-    """The last line, or the first fatal one, after which the state of threads comes."""
+    """The last line, or the first fatal one, which a dump of all threads follows."""
     lines = log.read_text(errors="replace").splitlines() or ["it says nothing"]
     return next((line for line in lines if re.match(r"F\d{4} ", line)), lines[-1])

@@ -66,11 +66,11 @@ _NEEDED: Final = (
     ("get_price", "egress_price", "a store charges for bytes, too", "--egress-price 0.09USD"),
     ("elastic", "egress_price", "it has an effect on prices alone", "--egress-price 0.09USD"),
 )
-"""With a flag (always where it is ""), one of others is needed: why, and an example."""
+"""A flag ("" for any command), others of which it needs one, why, and an example."""
 
 
 def check_flags(given: Collection[str]) -> None:
-    """Raise for flags that exclude each other, and for one that is missing.
+    """Raise for flags that exclude each other, or for a missing flag.
 
     Args:
         given: names of the flags that were given.

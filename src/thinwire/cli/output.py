@@ -1,4 +1,4 @@
-"""What commands print, to a terminal that may be gone, and signals that ask them to end."""
+"""Output of commands, to a terminal that may be gone, and signals that ask them to end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SAME_S = 0.3
 
 
 def say(console: Console, text: str) -> None:
-    """Print `text` as it is: names that users choose may look like rich's markup."""
+    """Print `text` as it is, because names that users choose may look like rich's markup."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -29,7 +29,7 @@ def closing_line(summary: Mapping[str, Any], out: Path) -> str:
     """The result of a run, from its summary.
 
     Args:
-        summary: as in summary.json.
+        summary: contents of summary.json.
         out: folder of the run.
     """
     one = "this worker of" if "events" in summary else "each of"
@@ -53,11 +53,11 @@ def table(
     """A table of numbers.
 
     Args:
-        title: above it.
-        head: of each column.
-        rows: a text for each column.
-        named: column of text, which is never folded.
-        caption: below it.
+        title: text above the table.
+        head: heading of each column.
+        rows: rows with a text for each column.
+        named: index of the column of names, which is never folded.
+        caption: text below the table.
     """
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
@@ -77,17 +77,17 @@ def table(
 
 @contextmanager
 def lasting_output() -> Generator[None]:
-    """Inside, what cannot be written to a terminal, pipe or file is dropped and no error.
+    """Drop output that a terminal, pipe or file does not take, instead of raising.
 
-    For commands that leave their result in a folder: hours of training must not end because the
-    terminal that showed them did.
+    For commands that leave their result in a folder: hours of training must not end because their
+    terminal did.
     """
     out, err = _LastingStream(sys.stdout), _LastingStream(sys.stderr)
     with redirect_stdout(out), redirect_stderr(err):
         try:
             yield
         finally:
-            # The interpreter would try to write once more what could not be written before.
+            # The interpreter would try again to write what could not be written.
             out.flush()
 
 
@@ -96,7 +96,7 @@ class _LastingStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        encoding = self._stream.encoding or "utf-8"  # a path may hold bytes that are no text
+        encoding = self._stream.encoding or "utf-8"  # a path may hold bytes that are not text
         with self._dropping():
             self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         return len(text)
@@ -113,24 +113,24 @@ class _LastingStream:
         try:
             yield
         except (OSError, ValueError):  # ValueError: it is closed
-            # Also what is still in its buffer, which the interpreter would write at its end.
+            # Drop its buffer too, which the interpreter would write at exit.
             with suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
                 os.dup2(nowhere.fileno(), self._stream.fileno())
 
 
 @contextmanager
 def noted_signals(*numbers: int) -> Generator[list[int]]:
-    """A list to which signals add their numbers; one that comes again does what it always did.
+    """A list that collects the numbers of signals; a repeated signal acts as it did before.
 
     Args:
-        numbers: of the signals.
+        numbers: signals to collect.
     """
-    # Not an Event: its lock may be held by the very code that a signal interrupts.
+    # Not an Event, because the code that a signal interrupts may hold its lock.
     noted, first_s = list[int](), dict[int, float]()
 
     def note(number: int, _: Any) -> None:
         noted.append(number)
-        # Ranks get one from the terminal, and the same from torchrun.
+        # Ranks get the same signal from the terminal and from torchrun.
         if time.monotonic() > first_s.setdefault(number, time.monotonic()) + _SAME_S:
             signal.signal(number, before[number])
             signal.raise_signal(number)

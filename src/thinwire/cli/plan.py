@@ -120,11 +120,11 @@ class PlanCommand(ModelFlags):
         calibration = None if self.run is None else calibrate(self.run, step_s=self.step_time)
         methods = self._methods(calibration)
         job = self.job(calibration)
-        # The run may have been a short one, to measure.
+        # The run may have been a short one, just to measure.
         planned = job if calibration is None or self.tokens else replace(job, tokens=None)
         rows = forecasts(methods, job, target=self.target)
         found = [row for row in rows if isinstance(row, Forecast)]
-        # Not where methods were asked for, of which one reaches the target.
+        # No advice if the user asked for methods and one of them reaches the target.
         is_answered = self.methods is not None and any(row.fits for row in found)
         advice = None if is_answered else advise(planned, target=self.target)
         if self.json:
@@ -151,10 +151,10 @@ class PlanCommand(ModelFlags):
         """The job that the flags describe, once `check_flags` has passed them.
 
         Args:
-            calibration: of the run in --from.
+            calibration: calibration by the run in --from.
 
         Raises:
-            ConfigurationError: values that do not fit, or a model that cannot be resolved.
+            ConfigurationError: values do not fit, or a model cannot be resolved.
         """
         check(
             self.egress_price is None or self.topology != "ring",
@@ -182,7 +182,7 @@ class PlanCommand(ModelFlags):
             if self.encode_time or self.decode_time:
                 job["compute"] = Compute(step_s=calibration.job.compute.step_s, **coding)
             return replace(calibration.job, **job)
-        # A model may take seconds to resolve: last, when all else is known to be right.
+        # Last, once all else is known to be right: a model may take seconds to resolve.
         shape: Any = self.shape()
         if self.step_time is not None:
             compute = Compute(step_s=self.step_time)
@@ -219,7 +219,7 @@ _PRICES: Final = {
 
 
 def _prices(flags: Mapping[str, Any]) -> Prices | None:
-    """All prices, which are in one currency."""
+    """All prices, which must be in one currency."""
     from thinwire.plan.job import Prices
 
     s3 = Prices()
@@ -273,7 +273,7 @@ def _tables(job: Job, rows: Sequence[Forecast]) -> Iterator[Table]:
 
 
 def _outcome(row: Forecast) -> tuple[str, ...]:
-    """Bytes of a worker, at what rate it sends at most, and how busy the link keeps it."""
+    """Bytes of a worker, its peak rate, and how busy the link keeps it."""
     return (
         row.method,
         str(row.sync_every_steps),
@@ -288,7 +288,7 @@ def _outcome(row: Forecast) -> tuple[str, ...]:
 
 
 def _run(row: Forecast) -> tuple[str, ...]:
-    """Tokens of a day, and the whole run if its length is known."""
+    """Tokens per day, and the whole run if its length is known."""
     day = count_text(row.tokens_per_day or 0)
     if row.wall_s is None or row.up_bytes is None or row.down_bytes is None:
         return row.method, day
@@ -297,7 +297,7 @@ def _run(row: Forecast) -> tuple[str, ...]:
 
 
 def _cost(row: Forecast, workers: int) -> tuple[str, ...]:
-    """What all workers ask an object store for in a round, and what that costs."""
+    """Requests of all workers to an object store in a round, and their cost."""
     from thinwire.plan.advice import money_text
 
     costs = (row.cost_per_round, row.cost_per_day, row.cost)

@@ -59,7 +59,7 @@ class StatusCommand(StoreFlags):
                 return bucket_page(watch.look(), title)
             return asynchronous_page(status, title, time.time())
 
-        # Before the screen is taken: an error in the address or the token does not pass.
+        # Before taking over the screen, because a wrong address or token stays wrong.
         first = look()
         if self.json:
             say(console, json.dumps(first.record, indent=2))

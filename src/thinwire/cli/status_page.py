@@ -28,12 +28,12 @@ _MEASURED = {
     "waited": ("wait_s", duration_text),
     "silent": ("age_s", duration_text),
 }
-"""By the heading of its column: name of what was measured of a worker, and how it is shown."""
+"""By column heading: the name of a worker's measurement, and how to show it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StatusPage:
-    """The status of a run, which rich prints, and as data.
+    """The status of a run, for rich to print and as data.
 
     Args:
         headlines: lines about the run.
@@ -56,7 +56,7 @@ class StatusPage:
 
 
 def _cells(worker: Mapping[str, Any]) -> list[str]:
-    """A worker's row; a dash is what it did not measure."""
+    """A worker's row; a dash where it measured nothing."""
     position = worker["position"] or {}
     measured = {"age_s": worker.get("age_s"), **worker["metrics"]}
     return [
@@ -74,7 +74,7 @@ def bucket_page(status: BucketStatus, what: str) -> StatusPage:
     """The page of an elastic run.
 
     Args:
-        status: as it was read.
+        status: status of the run.
         what: name of the run in the first line.
     """
     roll = status.roll
@@ -154,9 +154,9 @@ def asynchronous_page(status: AsyncRunStatus, what: str, now_s: float) -> Status
     """The page of an asynchronous run.
 
     Args:
-        status: as its server wrote it last.
+        status: status that the server wrote last.
         what: name of the run in the first line.
-        now_s: in seconds since 1970.
+        now_s: time in seconds since 1970.
     """
     stats, total, is_over = status.stats, status.total_steps, status.is_finished
     age_s = max(0.0, now_s - status.written_s)

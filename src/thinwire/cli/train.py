@@ -80,7 +80,7 @@ class Train(TrainFlags):
         from thinwire.train.trainer import resume, train
         from thinwire.train.workers.ranks import is_lead
 
-        # Ranks agree on it: the folder is made only after all of them have met.
+        # Ranks agree on the name, because nobody makes the folder before all of them have met.
         out = self.out or default_out(self.method, resume=self.resume)
         begin = resume if self.resume else train
         observers = partial(self._observers, out, connection, console)
@@ -107,7 +107,7 @@ class Train(TrainFlags):
 
         @cache
         def write_once() -> None:
-            # A run that cannot start leaves nothing behind, and a full disk ends no training.
+            # Written late: a run that cannot start leaves nothing. A full disk ends no training.
             with suppress(OSError):
                 write_settings(out, self.settings(config))
 
@@ -117,7 +117,7 @@ class Train(TrainFlags):
         ]
         if self.tensorboard:
             observers.append(tensorboard(out / "tensorboard"))
-        # The workers of a run are one group, and a worker has one name wherever it is shown.
+        # The workers of a run form one group, and a worker has the same name everywhere.
         about: dict[str, Any] = {
             "name": out.name if connection is None else connection.identity_in(out),
             "group": None if connection is None else connection.run_name,
@@ -206,13 +206,13 @@ class JoinCommand(Train, StoreFlags):
         say(console, f"worker {number}: the run is finished")
 
     def _check_engine(self, address: Address) -> None:
-        """Raise `ConfigurationError` if the run at `address` has another kind of workers."""
+        """Raise `ConfigurationError` if the workers of the run at `address` are of another kind."""
         from thinwire.asynchronous.objects import read_status
 
         token = optional_token(self.token_file)
         try:
             found = read_status(address.place, run=address.run, token=token)
-        except ThinwireError:  # it would hide the error before
+        except ThinwireError:  # must not hide the first error
             return
         check(
             self.asynchronous == bool(found),
@@ -223,7 +223,7 @@ class JoinCommand(Train, StoreFlags):
 
 
 def _openmp_threads() -> int | None:
-    """OMP_NUM_THREADS, which torchrun sets as well: to 1 for its ranks."""
+    """OMP_NUM_THREADS, which torchrun also sets, to 1 for its ranks."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
     return int(threads) if threads.isdecimal() and "RANK" not in os.environ else None
 
