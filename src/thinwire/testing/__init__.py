@@ -1,6 +1,6 @@
-"""Contract suites to test your codec, transport or outer optimizer.
+"""Contract suites that test your codec, transport or outer optimizer.
 
-They need pytest and hypothesis.
+Require pytest and hypothesis.
 """
 
 from thinwire.testing.codecs import ODD_SIZES, CodecContract, vector

@@ -17,7 +17,7 @@ from thinwire.fragments.layout import CHUNK, Layout
 ODD_SIZES = (0, 1, 2, 3, 7, 64, 127, 1009, 4095, 4096, 4097, 8191)
 
 _LARGEST = torch.finfo(torch.float32).max
-_SCALES = (0.0, 1e-42, 1e-39, 1e-30, 1.0, 1e37)  # also below normal numbers
+_SCALES = (0.0, 1e-42, 1e-39, 1e-30, 1.0, 1e37)  # includes subnormal numbers
 _FEW = settings(
     max_examples=12,
     deadline=None,
@@ -38,7 +38,7 @@ def vector(numel: int, *, scale: float = 1.0) -> Tensor:
 
 
 def ragged_layout() -> Layout:
-    """Parameters of every awkward shape: scalar, empty, short, prime, blocks with edges, 3-D.
+    """Parameters of awkward shapes: scalar, empty, short, prime, blocks with edges, 3-D.
 
     >>> ragged_layout().numel
     47168
@@ -70,9 +70,9 @@ def _vectors(draw: st.DrawFn) -> Tensor:
 class CodecContract(ABC):
     """Tests for pytest: `class TestMine(CodecContract)` with `make` and `loss`.
 
-    `loss` is the largest part of its energy that a vector of normal numbers may lose, and `worst`
+    `loss` is the largest share of its energy that a vector of normal numbers may lose, and `worst`
     that of any vector: |decode(encode(x)) - x|^2 <= worst * |x|^2. 0 means lossless. `widest` is
-    the largest number of bytes an element may take.
+    the most bytes that an element may take.
     """
 
     loss: float
@@ -84,12 +84,12 @@ class CodecContract(ABC):
         """The codec under test."""
 
     def bind(self, numel: int) -> BoundCodec:
-        """The codec made ready for one vector of `numel` elements."""
+        """The codec bound to one vector of `numel` elements."""
         return self.make().bind(Layout.vector(numel))
 
     @pytest.mark.parametrize("numel", ODD_SIZES)
     def test_payload_has_the_promised_size_and_loses_no_more_than_it_may(self, numel: int) -> None:
-        """A new uint8 [nbytes(numel)], whatever the numbers, that decodes to fp32 near them."""
+        """A payload is a new uint8 [nbytes(numel)], and decodes to fp32 near the numbers."""
         codec = self.make()
         for x in (torch.zeros(numel), vector(numel, scale=1e-30), vector(numel)):
             payload = codec.encode(x)
@@ -117,7 +117,7 @@ class CodecContract(ABC):
     @_FEW
     @given(x=_vectors())
     def test_residual_is_what_the_payload_lacks(self, x: Tensor) -> None:
-        """x - decode, to the last bit; the payload is that of encode."""
+        """The residual is x - decode, to the last bit; the payload equals that of encode."""
         coder, left = self.bind(x.numel()), x.clone()
         payload = coder.encode_residual(left)
         assert torch.equal(payload, coder.encode(x))
@@ -127,7 +127,7 @@ class CodecContract(ABC):
     def test_adds_scaled_payloads_in_the_order_given(self, numel: int) -> None:
         """((out + w c1) + w c2) + w c3, to the last bit.
 
-        A sum of coefficients is that of vectors up to rounding, so that a mean is inverted once.
+        Up to rounding, a sum of coefficients is that of the vectors, so a mean is inverted once.
         """
         coder, weight = self.bind(numel), 1 / 3
         payloads = [coder.encode(vector(numel, scale=s)) for s in (1.0, -7.0, 1e-3)]
@@ -143,7 +143,7 @@ class CodecContract(ABC):
 
     @pytest.mark.parametrize("numel", [0, 1, 1009, 4097])
     def test_counts_the_numbers_that_are_not_zero(self, numel: int) -> None:
-        """`add_and_count`: the sum of `add_to`, and how many payloads have each coefficient."""
+        """`add_and_count` gives the sum of `add_to`, and how many payloads have a coefficient."""
         coder = self.bind(numel)
         some = (torch.arange(numel) % 3 == 0) * vector(numel)
         payloads = [coder.encode(x) for x in (vector(numel), torch.zeros(numel), -some)]
@@ -157,7 +157,7 @@ class CodecContract(ABC):
         assert torch.equal(counts, 1.0 + moved.sum(0))
 
     def test_encoding_is_deterministic_and_leaves_its_input_alone(self) -> None:
-        """Equal numbers give equal bytes, also when they are strided in memory."""
+        """Equal numbers give equal bytes, even if they are strided in memory."""
         codec, x = self.make(), vector(4500)
         kept, strided = x.clone(), torch.stack([x, x], dim=1)[:, 0]
         first = codec.encode(x)
@@ -185,7 +185,7 @@ class CodecContract(ABC):
     def test_encodes_the_parameters_of_its_layout_and_no_others(
         self, left_out: tuple[str, ...]
     ) -> None:
-        """Scalars, short, prime and 3-D ones lose no more than one long vector."""
+        """Scalar, short, prime and 3-D parameters lose no more than one long vector."""
         whole = ragged_layout()
         part = whole.where(lambda s: s.name not in left_out)
         inside = torch.zeros(whole.numel, dtype=torch.bool)
@@ -206,7 +206,7 @@ class CodecContract(ABC):
 
     @pytest.mark.parametrize("parts", [1, 3, 8])
     def test_shards_cover_the_vector(self, parts: int) -> None:
-        """Pieces of a layout, encoded one by one, make up the whole vector."""
+        """The pieces of a layout, encoded one by one, add up to the whole vector."""
         layout = ragged_layout()
         x, decoded = vector(layout.numel), torch.full((layout.numel,), torch.nan)
         for start, piece in layout.cut(parts):
@@ -217,7 +217,7 @@ class CodecContract(ABC):
         assert _energy(decoded - x) <= self.loss * _energy(x)
 
     def test_size_of_a_layout_is_known_before_it_is_bound(self) -> None:
-        """`payload_nbytes` is that of the bound codec: shards and parts, odd or empty."""
+        """`payload_nbytes` agrees with the bound codec for shards and parts, odd or empty."""
         codec, whole = self.make(), ragged_layout()
         part = whole.where(lambda s: s.name not in ("seven", "edges", "solid"))
         pieces = [piece for _, piece in whole.cut(5)]
@@ -227,7 +227,7 @@ class CodecContract(ABC):
     @_FEW
     @given(seed=st.integers(0, 2**32), place=st.floats(0, 1, exclude_max=True))
     def test_damaged_payloads_are_decoded_or_refused(self, seed: int, place: float) -> None:
-        """Random bytes, and one that changed: ExchangeError or fp32 [numel], nothing else."""
+        """Random bytes, or one changed byte, give ExchangeError or fp32 [numel], nothing else."""
         draws = torch.Generator().manual_seed(seed)
         coder = self.make().bind(ragged_layout())
         damaged = coder.encode(vector(coder.layout.numel))
@@ -244,7 +244,7 @@ class CodecContract(ABC):
                 assert tuple(decoded.shape) == (coder.layout.numel,)
 
     def test_payload_of_another_size_or_dtype_is_refused(self) -> None:
-        """By an error that names the codec; bytes are uint8."""
+        """The error names the codec; payloads are uint8."""
         codec = self.make()
         nbytes, name = codec.nbytes(100), re.escape(codec.id)
         for change in (-1, 1):

@@ -45,7 +45,7 @@ class OuterContract(ABC):
         return live, self.make().bind(context, Delay())
 
     def test_collects_one_new_fp32_vector(self) -> None:
-        """Of the fragment's size, on the local weights' device, without a view into the model."""
+        """It has the fragment's size and the weights' device, and is no view into the model."""
         live, state = self._bound()
         _move(live, 0)
         collected = state.pseudo_gradient()
@@ -56,7 +56,7 @@ class OuterContract(ABC):
         assert torch.equal(collected, kept)
 
     def test_points_downhill(self) -> None:
-        """One sign: applying what was collected brings the anchor towards the moved weights."""
+        """Applying what was collected moves the anchor towards the local weights."""
         live, state = self._bound()
         before = state.flat_anchor().clone()
         _move(live, 0)
@@ -85,7 +85,7 @@ class OuterContract(ABC):
             assert torch.equal(live_a.read(_NAMES), live_b.read(_NAMES))
 
     def test_resumes_bit_for_bit(self) -> None:
-        """A fresh state that loads a saved one goes on as the saved one does."""
+        """A fresh state that loads a saved one continues exactly as the saved one does."""
         live, state = self._bound()
         for seed in range(2):
             _move(live, seed)

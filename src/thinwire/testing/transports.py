@@ -19,7 +19,7 @@ _TAG = RoundTag(what="a test payload", round=1)
 
 
 def payload_of(rank: int, numel: int) -> Tensor:
-    """A uint8 vector [numel] that no other rank has.
+    """A uint8 vector [numel] that differs from those of other ranks.
 
     >>> payload_of(1, 3).tolist()
     [1, 8, 15]
@@ -37,7 +37,7 @@ def gathered(payload: Tensor, rank: int, workers: int) -> Posts[list[Tensor]]:
 
 
 def scattered(payloads: Sequence[Tensor], rank: int) -> Generator[Post, Received, list[Tensor]]:
-    """The payloads of all workers for this one, in rank order."""
+    """All workers' payloads for this one, in rank order."""
     workers = range(len(payloads))
     others = [worker for worker in workers if worker != rank]
     taken = dict.fromkeys(others, payloads[rank].numel())
@@ -55,7 +55,7 @@ def swapped(payload: Tensor, rank: int, peer: int) -> Posts[Tensor]:
 
 
 Kind: TypeAlias = Callable[[int, int, int], Posts[threading.Thread]]
-"""(rank, workers, seed) in; the exchange ends with the thread that its end ran in."""
+"""Takes (rank, workers, seed); the exchange returns the thread in which it ended."""
 
 
 def _ended(arrived: Sequence[Tensor], wanted: Iterable[Tensor]) -> threading.Thread:
@@ -71,7 +71,7 @@ def _gathering(rank: int, workers: int, seed: int) -> Posts[threading.Thread]:
 
 
 def _reduction(rank: int, workers: int, seed: int) -> Posts[threading.Thread]:
-    """A message to worker j has 37 j bytes."""
+    """The message to worker j has 37 j bytes."""
 
     def shard(sender: int, to: int) -> Tensor:
         return payload_of(100 * seed + 10 * to + sender, 37 * to)
@@ -84,7 +84,7 @@ def _reduction(rank: int, workers: int, seed: int) -> Posts[threading.Thread]:
 
 
 def _swapping(rank: int, workers: int, seed: int) -> Posts[threading.Thread]:
-    """Pairs may send other sizes than other pairs; with an odd number one worker is left."""
+    """Pairs may differ in the sizes they send; an odd number leaves one worker alone."""
     peer = peers_of(workers, round=seed, seed=0)[rank]
     nbytes = 17 + 5 * min(rank, peer)
     finish = yield from swapped(payload_of(60 * seed + rank, nbytes), rank, peer)
@@ -92,7 +92,7 @@ def _swapping(rank: int, workers: int, seed: int) -> Posts[threading.Thread]:
 
 
 def _three_posts(rank: int, workers: int, seed: int) -> Posts[threading.Thread]:
-    """Each post sends what came of the one before."""
+    """Each post sends what the one before it received."""
     mine = [payload_of(30 * seed + sender, 3) // 2 for sender in range(workers)]
     peer = peers_of(workers, round=seed, seed=0)[rank]
     received = yield from scattered([mine[rank].clone() for _ in range(workers)], rank)
@@ -104,9 +104,9 @@ def _three_posts(rank: int, workers: int, seed: int) -> Posts[threading.Thread]:
 
 
 KINDS: Sequence[Kind] = (_gathering, _reduction, _swapping, _three_posts)
-"""Exchanges that check their answers themselves."""
+"""Exchanges that check their own answers."""
 _ORDERS = ((5, 2, 7, 0, 4, 1, 6, 3), (3, 4, 5, 7, 6, 0, 1, 2))
-"""Of waits: two exchanges of each kind, in turns, are not waited for as they were started."""
+"""Orders of waits for two exchanges of each kind, which differ from the order of starts."""
 
 
 def _failing(transport: Transport) -> Posts[None]:
@@ -115,12 +115,12 @@ def _failing(transport: Transport) -> Posts[None]:
 
 
 def _begun(kind: Kind, transport: Transport, seed: int) -> Round[threading.Thread]:
-    """An exchange that checks its answers itself; payloads of two seeds differ."""
+    """An exchange that checks its own answers; payloads of two seeds differ."""
     return transport.run(kind(transport.rank, transport.world_size, seed), _TAG)
 
 
 def _check(part: Round[threading.Thread]) -> None:
-    """Wait: the answers were right, and what followed the last ran in this thread."""
+    """Wait, and check that the exchange ended in this thread; it has checked its answers."""
     assert part.wait() is threading.current_thread()
 
 
@@ -131,7 +131,7 @@ def check_worker(transport: Transport) -> None:
     """The part of the contract that one worker can check; run it on all workers, in threads.
 
     Raises:
-        AssertionError: the transport does not keep the contract.
+        AssertionError: the transport breaks the contract.
     """
     sizes, rank, workers = (1, 7, 100_003), transport.rank, transport.world_size
     gathers = [transport.run(gathered(payload_of(rank, n), rank, workers), _TAG) for n in sizes]
@@ -158,7 +158,7 @@ def check_worker(transport: Transport) -> None:
 class TransportContract(ABC):
     """Tests for pytest: `class TestMine(TransportContract)` with `connect`.
 
-    Each worker has a thread: a transport that needs a process each runs `check_worker` there.
+    Each worker is a thread. A transport whose workers must be processes runs `check_worker` there.
     """
 
     @abstractmethod
@@ -167,7 +167,7 @@ class TransportContract(ABC):
 
     @pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
     def test_workers_keep_the_contract(self, workers: int) -> None:
-        """Bytes arrive as they were sent, in any order of waits, and errors reach every wait."""
+        """Bytes arrive as sent, in any order of waits, and errors reach every wait."""
         transports = self.connect(workers)
         assert [t.rank for t in transports] == list(range(workers))
         assert {t.world_size for t in transports} == {workers}
@@ -175,6 +175,6 @@ class TransportContract(ABC):
             list(threads.map(check_worker, transports))
 
     def test_announcements_reach_workers_that_come_later(self) -> None:
-        """The last worker to announce itself knows all cards."""
+        """The last worker to announce itself knows everyone's card."""
         known = [t.announce(f"card {t.rank}".encode(), _TAG) for t in self.connect(3)]
         assert known[-1] == {rank: f"card {rank}".encode() for rank in range(3)}
