@@ -1,21 +1,21 @@
-"""Does what `thinwire plan` advises keep workers as busy as it promises?
+"""Does the advice of `thinwire plan` keep workers as busy as it promises?
 
     python benchmarks/advice_check.py OUT     root on Linux; half an hour on two cores
 
 Ten situations, from two laptops to two sites of 64 GPUs. The first advice for each is replayed: a
 process for each worker trains a small model by the advised method over tools/wan.py, TCP between
-network namespaces, on a link scaled so that bytes to rate and latency are to the time of a step as
-in the situation:
+network namespaces, on a link scaled so that transfer time and latency relate to the time of a step
+as in the situation:
 
     rate' = rate (bytes' / bytes) (step / step')        latency' = latency step' / step
 
-A step computes for a few hundredths of a second and sleeps until STEP_S have passed, as a host does
-that waits for its accelerator: so eight workers are replayed on two cores, and what each exchange
-computes and sends is as real as ever. The model is that of the laptop recipe, or, for streaming,
-one with as many layers as the situation's, so that it is cut into as many fragments.
+A step computes for a few hundredths of a second and sleeps until STEP_S have passed, like a host
+that waits for its accelerator. So two cores can replay eight workers, and each exchange computes
+and sends what it would in earnest. The model is that of the laptop recipe; for streaming it has as
+many layers as the situation's, and so as many fragments.
 
-A run in which worker 0 stood in the processor's queue for more than a tenth of the time is made
-again, up to ATTEMPTS; the one that stood there for the shortest time counts.
+A run in which worker 0 queued for the processor for more than a tenth of the time is repeated, up
+to ATTEMPTS times; the run that queued for the shortest time counts.
 """
 
 import argparse
@@ -51,7 +51,7 @@ from thinwire.train.trainer import train
 HERE = Path(__file__).resolve()
 RESULT = HERE.parent / "results" / "advice-check.json"
 QUEUE_S, ATTEMPTS, ROUNDS, LEAST_STEPS = 2.0, 3, 8, 160
-# Long enough that the workers of a machine compute one after the other, were it on one core.
+# Long enough for all workers to compute one after the other on a single core.
 STEP_S = {2: 0.25, 4: 0.5, 8: 0.75}
 STREAMING_STEP_S = {2: 0.5, 4: 1.0}
 SMALL = "250k"
@@ -105,7 +105,7 @@ SITUATIONS = {
 
 
 def pace_steps(step_s: float) -> None:
-    """Have every inner step of this process end `step_s` after its first forward pass began."""
+    """Make every inner step of this process end `step_s` after its first forward pass began."""
     began_s: list[float] = []
 
     def note(module: nn.Module, _: Any) -> None:
@@ -116,19 +116,19 @@ def pace_steps(step_s: float) -> None:
         if began_s:
             time.sleep(max(0.0, began_s.pop() + step_s - time.monotonic()))
 
-    # Hooks of the process: the run's own configuration is that of any run.
+    # Global hooks, so that the run's configuration stays an ordinary one.
     register_module_forward_pre_hook(note)
     register_optimizer_step_post_hook(wait)
 
 
 def small_model(folder: Path, layers: int | None) -> str:
-    """The laptop recipe's model, or a narrow one of so many layers."""
+    """The laptop recipe's model, or a narrow one with that many layers."""
     if layers is None:
         return SMALL
     size = LLAMA_SIZES[SMALL]
     config = size.configuration(size.counted_with, laptop("diloco").data.sequence_length)
-    # Wide enough that a fragment's message is of hundreds of packets, as one of a large model is
-    # of thousands: of a dozen, each takes a fifteenth of the step that hides them all.
+    # Wide enough for hundreds of packets per message, where a large model has thousands: if there
+    # were a dozen, each would take a fifteenth of the step that hides them all.
     config.update({"num_hidden_layers": layers, "hidden_size": 128, "intermediate_size": 384})
     config.update({"head_dim": 64})
     folder.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,7 @@ def small_model(folder: Path, layers: int | None) -> str:
 
 
 def recipe(options: argparse.Namespace, workers: int) -> TrainConfig:
-    """One sequence a worker and step, of which only the time is of interest."""
+    """One sequence per worker and step, because only the time matters."""
     base = laptop(options.method)
     return dataclasses.replace(
         base,
@@ -152,7 +152,7 @@ def recipe(options: argparse.Namespace, workers: int) -> TrainConfig:
 
 
 def work(options: argparse.Namespace) -> None:
-    """Train once as the worker that the environment says."""
+    """Train once as the worker that the environment names."""
     pace_steps(options.step_s)
     if os.environ["RANK"] == "0":
         wait_for_quiet()
@@ -163,7 +163,7 @@ def work(options: argparse.Namespace) -> None:
 
 
 def run(out: Path, arguments: list[str], workers: int, link: Link) -> Any:
-    """The least disturbed of some runs: how long it was in the queue, and what it measured."""
+    """The least disturbed of several runs: how long it queued, and what it measured."""
     sys.path.append(str(HERE.parents[1] / "tools"))
     wan = importlib.import_module("wan")
     found = []
@@ -185,11 +185,11 @@ def run(out: Path, arguments: list[str], workers: int, link: Link) -> Any:
 
 
 def check(name: str, out: Path) -> dict[str, Any]:
-    """What is promised for a situation, and what its replay measured."""
+    """The promise for a situation, and what its replay measured."""
     asked = SITUATIONS[name]
     job = asked.job()
     (first, *_) = advise(job).recommended
-    # Rates of inner steps are those of the laptop recipe; bytes and rounds do not depend on them.
+    # Learning rates stay the laptop recipe's, because bytes and rounds do not depend on them.
     choice = dataclasses.replace(first.choice, parameters=None)
     steps = max(ROUNDS * (choice.sync_every or 1), LEAST_STEPS)
     folder, streams = out / name.replace(" ", "-"), first.choice.layers is not None

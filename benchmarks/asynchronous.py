@@ -3,12 +3,12 @@
 python benchmarks/asynchronous.py OUT           two cores, about an hour; repeat it to go on
 python benchmarks/asynchronous.py OUT --steps 20 --seeds 0       a trial of all code in a minute
 
-The claims' small setting (claim_settings.py). Each arm has the same search: four
-candidates with one seed, the best two with a second, at workers 1x to 2x apart. Then all arms run
-at all speeds with three seeds and as many tokens. A run in rounds computes the same at all speeds;
-only its clock differs (`round_s`), so it runs once. "diloco, same time"
-has as many steps as fit into the virtual time in which asynchronous workers read all tokens, with a
-schedule of its own. The fastest worker takes a step in a virtual second; messages take none.
+Uses the claims' small setting (claim_settings.py). Each arm has the same search: four candidates
+with one seed, the best two with a second, with workers 1x to 2x apart in speed. Then all arms run
+at all speeds with three seeds and equal tokens. A run in rounds computes the same at all speeds;
+only its clock differs (`round_s`), so it runs once. "diloco, same time" takes as many steps as fit
+into the virtual time in which asynchronous workers read all tokens, with a schedule of its own. The
+fastest worker takes a step per virtual second; messages take no time.
 """
 
 import argparse
@@ -62,7 +62,7 @@ TUNING_SEEDS = (0, 1)
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One run; its result lies in a file of this name."""
+    """One run, whose result is in a file of its name."""
 
     arm: str
     speeds: str
@@ -140,7 +140,7 @@ def evaluations(folder: Path) -> list[dict[str, float]]:
 
 
 def results(jobs: Iterable[Job], out: Path, pool: Executor) -> dict[Job, dict[str, Any]]:
-    """What is there is kept, what is missing is run."""
+    """Results of `jobs`; runs those that are missing."""
     jobs = list(dict.fromkeys(jobs))
     missing = [job for job in jobs if not (out / f"{job.name}.json").is_file()]
     for job, done in [(job, pool.submit(run, job, out)) for job in missing]:
@@ -174,7 +174,7 @@ def search(arm: str, steps: int, out: Path, pool: Executor) -> tuple[Rates, list
 
 
 def round_s(speeds: tuple[float, ...]) -> float:
-    """Virtual seconds of a round in which all wait for the slowest worker."""
+    """Virtual seconds of a round, in which all wait for the slowest worker."""
     return SMALL.sync_every / min(speeds)
 
 
@@ -197,7 +197,7 @@ def row(
         "minus_diloco": None if difference is None else difference.describe(),
         "virtual_s": statistics.mean(points[-1][1] for points in curves.values()),
         "virtual_s_to_diloco_loss": statistics.mean(times)
-        # Of each seed its own DiLoCo's: a mean would be out of reach for the seeds above it.
+        # Per seed, to its own DiLoCo loss: seeds above a mean could never reach it.
         if all(times := [reached_s(points, base[seed]) for seed, points in curves.items()])
         else None,
         "curves_tokens_virtual_s_loss": curves,
@@ -225,7 +225,7 @@ def curve(result: Mapping[str, Any], speeds: tuple[float, ...]) -> list[tuple[in
 
 
 def reached_s(points: list[tuple[int, float, float]], target: float) -> float | None:
-    """Virtual seconds at which the loss falls to `target`, between two evaluations on a line."""
+    """Virtual seconds at which the loss falls to `target`, interpolated between evaluations."""
     for (_, before_s, before), (_, after_s, after) in pairwise(points):
         if after <= target:
             share = (before - target) / (before - after) if before > after else 1.0
@@ -268,7 +268,7 @@ def measure(given: argparse.Namespace, pool: Executor) -> dict[str, Any]:
             wanted[SAME_TIME, name] = [job(SAME_TIME, "any", s, fewer) for s in given.seeds]
         for arm in given.arms:
             wanted[arm, name] = [job(arm, name, seed) for seed in given.seeds]
-    # A seed at a time: what is there early is a whole table.
+    # Seed by seed, so that a whole table is there early.
     in_order = sorted((j for jobs in wanted.values() for j in jobs), key=lambda j: j.seed)
     found = results(in_order, given.out, pool)
     base = {j.seed: found[j]["val_loss"] for j in wanted[ROUNDS, "equal"]}

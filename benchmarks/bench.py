@@ -60,7 +60,7 @@ def _on_this_machine() -> list[str]:
 
 
 def text_of(table: Table) -> str:
-    """Columns as wide as their widest text; the first at the left, numbers at the right.
+    """Columns as wide as their widest text; the first is left-aligned, the others right-aligned.
 
     >>> print(text_of(Table("speed", ("of", "ms"), [("a loop", "12.5"), ("ours", "3.1")])))
     speed

@@ -4,13 +4,13 @@ python benchmarks/billion.py          an hour on two cores and 24 GiB, and longe
                                       decoupled_momentum, which were not run at this size;
                                       --parameters, --only to try; with --sealed under a token
 
-What the other worker sends is made by a process of its own, which ends before the measured one
-begins: so a machine holds one worker at a time. The round is the first one, of all fragments that
-are sent after the same inner step; inner steps are noise.
+A separate process makes what the other worker sends, and ends before the measured one begins, so
+the machine holds one worker at a time. The round is the first one, of all fragments that are sent
+after the same inner step; inner steps are noise.
 
-`round`     construction, begin() and finish(): seconds, and the most memory beside what stays
-`store`     one elastic worker over a hub (SeaweedFS, TLS) that sends three rounds and writes a
-            snapshot; then another that takes it over, and goes on: seconds and memory of each
+`round`     construction, begin() and finish(): seconds, and peak memory above what stays
+`store`     one elastic worker over a hub (SeaweedFS, TLS) sends three rounds and writes a snapshot;
+            another loads it and goes on: seconds and memory of each
 """
 
 import argparse
@@ -46,7 +46,7 @@ PIECE = 1 << 22
 
 
 def build(parameters: int, dtype: torch.dtype) -> nn.Module:
-    """A Llama of about so many parameters, the same at each call."""
+    """A Llama of about that many parameters, the same at each call."""
     layers = max(1, round((parameters - VOCABULARY * WIDTH) / LAYER))
     with torch.device("meta"):
         model = llama(vocabulary=VOCABULARY, width=WIDTH, layers=layers)
@@ -70,10 +70,10 @@ def add_noise(model: nn.Module, *, seed: int, fresh: bool = False, as_grad: bool
 
 
 class _Alone(Transport):
-    """One worker of two: it writes what it sends to files, or finds there what the other sent.
+    """One worker of two: writes what it sends to files, or reads there what the other sent.
 
     Args:
-        folder: of the files.
+        folder: folder of the files.
         rank: 1 writes, 0 reads.
     """
 
@@ -122,15 +122,15 @@ class _Answered(Round[T]):
 
 
 class Watched:
-    """Seconds, and memory as the kernel counts it, of the parts of a program."""
+    """Seconds and memory of the parts of a program; the kernel counts the memory."""
 
     def __init__(self) -> None:
         self.found: dict[str, Any] = {}
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Measure what is done meanwhile."""
-        Path("/proc/self/clear_refs").write_text("5")  # forgets the most memory so far
+        """Measure the block."""
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak memory
         before, began_s = _memory("VmRSS"), time.perf_counter()
         yield
         self.found[name] = {
@@ -150,7 +150,7 @@ def _memory(name: str) -> int:
 def round_of(
     folder: Path, rank: int, method: str, dtype: torch.dtype, size: int, is_sealed: bool
 ) -> Any:
-    """The first round of worker `rank`; what it took."""
+    """Time and memory of the first round of worker `rank`."""
     watched, described = Watched(), with_short_rounds(method, late=8)
     model = build(size, dtype)
     parameters = sum(p.numel() for p in model.parameters())
@@ -162,7 +162,7 @@ def round_of(
     sizes = {f.exchange.sizes.sent_nbytes for f in loop._state.fragments}
     largest = max(f.outer.flat_anchor().numel() for f in loop._state.fragments)
     for step in range(described.sync_every + 1):
-        # These exchange gradients, of which the optimizer makes the step.
+        # These methods exchange gradients, and the optimizer steps with the result.
         add_noise(model, seed=2 * step + rank, as_grad=method in ("ddp", "demo"))
         optimizer.step()
         sent = alone.begun
@@ -183,7 +183,7 @@ def round_of(
 
 
 def worker_of(address: str, name: str, size: int, steps: int) -> Any:
-    """An elastic worker that is alone with a hub, until the run is at `steps`."""
+    """A lone elastic worker over a hub, until the run is at `steps`."""
     watched, model = Watched(), build(size, torch.float32)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     elastic = Elastic(address, run="run", token=SECRET, identity=name, snapshot_after=0.1)
@@ -241,7 +241,7 @@ def row_of(method: str, dtype: str, size: int, is_sealed: bool) -> Any:
 
 
 def taken_over(size: int) -> Any:
-    """A worker that sends three rounds over a hub, and another that takes its state over."""
+    """A worker that sends three rounds over a hub, and another that continues from its snapshot."""
     with tempfile.TemporaryDirectory() as folder, hub(Path(folder)) as started:
         first = _in_a_process("store", started.address, "a", size, 3)
         second = _in_a_process("store", started.address, "b", size, 5)

@@ -2,10 +2,10 @@
 
 python benchmarks/churn.py OUT       resumable; about two minutes a pair of runs on two cores
 
-Four workers, each a process of `thinwire join`, that share a folder; model, data, batch
-and 400 steps (40 rounds) of the laptop recipe. Undisturbed, all four stay. With churn, one is
-killed after rounds 4 and 22, and another with an empty folder is started at once, which is ready to
-take part some ten rounds later: every ten rounds somebody leaves or joins.
+Four workers, each a process of `thinwire join`, share a folder; model, data, batch and 400 steps
+(40 rounds) are the laptop recipe's. Undisturbed, all four stay. With churn, one is killed after
+rounds 4 and 22, and another starts at once with an empty folder and is ready to take part some ten
+rounds later: every ten rounds somebody leaves or joins.
 """
 
 import json
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def cost(runs: Mapping[str, list[dict[str, Any]]], method: str) -> dict[str, Any]:
-    """Validation loss with churn over that without, paired by seed."""
+    """Validation loss with churn relative to that without, paired by seed."""
     calm, stormy = runs[method], runs[f"{method}, churn"]
     ratios = [s["val_loss"] / c["val_loss"] - 1 for c, s in zip(calm, stormy, strict=True)]
     return {
@@ -92,7 +92,7 @@ def run(folder: Path, method: str, seed: int, churn: bool) -> dict[str, Any]:
 
 
 def disturb(folder: Path, workers: dict[str, Any], start: Any) -> None:
-    """Kill a worker after each of KILLED_AFTER and start another one at once."""
+    """Kill a worker after each round of KILLED_AFTER, and start another at once."""
     survivor = folder / "w0" / "metrics.jsonl"
     for victim, last in enumerate(KILLED_AFTER, start=1):
         until_round(survivor, last)
@@ -115,7 +115,7 @@ def rounds_of(metrics: Path) -> int:
 
 
 def conclude(folder: Path, names: list[str]) -> dict[str, Any]:
-    """The summary of the first worker, with those of all that came to the end compared."""
+    """The summary of the first worker, compared with those of all that reached the end."""
     summaries = {name: json.loads((folder / name / "summary.json").read_text()) for name in names}
     digests = {summary["outer_digest"] for summary in summaries.values()}
     assert len(digests) == 1, summaries

@@ -1,4 +1,4 @@
-"""The arms of the claims: which slots of a family's method each changes, and nothing else.
+"""The arms of the claims, each of which changes some slots of a family's method and nothing else.
 
 Labels say what differs from the family at the setting's K and H.
 """
@@ -17,28 +17,28 @@ from thinwire.feedback import ErrorFeedback, NoFeedback
 from thinwire.method import Method
 from thinwire.train.config import TrainConfig
 
-# Of the sweeps of MuLoCo (arXiv 2505.23725).
+# As in the sweeps of MuLoCo (arXiv 2505.23725).
 _FEEDBACK = ErrorFeedback(decay=0.9)
 UNTUNED = "diloco, outer (.7, .9)"
 DENSITIES = {"1/8": 512, "1/32": 128, "1/64": 64, "1/128": 32, "1/256": 16}
-"""Of the sparse families: k of 4,096."""
+"""Densities of the sparse families, and their k of 4,096."""
 SPARSE = ("sparseloco", "sparse_muloco")
 FRONT = ("diloco", "muloco", "muloco 1 bit", *SPARSE)
-"""What is run with more workers, too."""
+"""Arms that also run with more workers."""
 ALONE = "no exchange but a mean at the end"
 OVER_WORKERS = {family: f"{family}, over workers" for family in SPARSE}
-"""The sparse families with sums divided by K, which want rates of their own."""
+"""The sparse families with sums divided by K, which need rates of their own."""
 SCATTERED = ("muloco 2 bit", "muloco 1 bit", "streaming_muloco")
-"""Codes of which many workers reduce-scatter shards, whose owners encode the mean once more."""
+"""Arms that reduce-scatter with many workers, where owners of shards encode the mean again."""
 OWNER_FEEDBACK = "muloco 1 bit, reduce-scatter, feedback of owners"
 DECOUPLED = ("decoupled momentum", "decoupled momentum, coupled")
-"""Of no family: they begin at the rates of others."""
+"""Arms without a family, whose searches begin at the rates of others."""
 
 
 def arms(setting: Setting) -> dict[str, TrainConfig]:
     """All runs of one seed by their labels."""
     found = {family: setting.config(setting.method(family)) for family in FAMILIES}
-    # With few rounds the papers' momentum is a straw man, and claims have been made against it.
+    # With few rounds the papers' momentum is a straw man, which some claims are made against.
     papers = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
     found[UNTUNED] = setting.config(renamed(setting, "diloco", UNTUNED, outer=papers))
     groups = (_intervals, _bits, _sparse, _streams, _decoupled)
@@ -51,7 +51,7 @@ def arms(setting: Setting) -> dict[str, TrainConfig]:
 
 
 def borrowed(setting: Setting, arm: str, config: TrainConfig) -> str | None:
-    """Whose rates it has, if they were searched for what they should not depend on.
+    """Why the rates of an arm are borrowed: they are of another K, H or method; None if not.
 
     >>> from claim_settings import SMALL
     >>> [arm for arm, config in arms(SMALL).items() if borrowed(SMALL, arm, config)][:2]
@@ -66,17 +66,17 @@ def borrowed(setting: Setting, arm: str, config: TrainConfig) -> str | None:
 
 
 def kind(method: Method) -> str:
-    """What is pooled: sparse, or the inner optimizer."""
+    """The kind by which deviations are pooled: sparse, or else the inner optimizer."""
     return "sparse" if isinstance(method.codec, codecs.TopK) else type(method.inner).__name__
 
 
 def renamed(setting: Setting, family: str, name: str, **slots: Any) -> Method:
-    """A family's method under another name, with other things in some slots."""
+    """A family's method under another name, with some slots replaced."""
     return replace(setting.method(family), name=name, **slots)
 
 
 def _teams(setting: Setting, found: Mapping[str, TrainConfig]) -> dict[str, TrainConfig]:
-    """The front with more workers, and dense methods with fewer, too."""
+    """The front with more workers, and dense methods also with fewer."""
     return {
         f"{arm} K={workers}": setting.config(
             replace(found[arm].method, name=f"{arm} K={workers}"), workers
@@ -95,7 +95,7 @@ def _intervals(setting: Setting) -> Iterator[Method]:
 
 
 def _bits(setting: Setting) -> Iterator[Method]:
-    """Width, feedback and grid, each alone; and DiLoCo with the same two bits."""
+    """Bits, feedback and grid, each changed alone; and DiLoCo with the same two bits."""
 
     def muloco(name: str, codec: codecs.Codec, **slots: Any) -> Method:
         slots = {"feedback": _FEEDBACK, **slots}
@@ -118,7 +118,7 @@ def _bits(setting: Setting) -> Iterator[Method]:
 
 
 def _sparse(setting: Setting) -> Iterator[Method]:
-    """Density, bits of a value and the divisor, each alone; then the ladder."""
+    """Density, bits of a value and the divisor, each changed alone; then the ladder."""
     other_values = {"sparseloco": codecs.SignMean(), "sparse_muloco": codecs.SignLevels()}
     bits = {"sparseloco": 1, "sparse_muloco": 2}
     for family in SPARSE:
@@ -140,7 +140,7 @@ def _sparse(setting: Setting) -> Iterator[Method]:
 
 
 def _ladder(setting: Setting) -> Iterator[Method]:
-    """From dense averaging to SparseLoCo one slot at a time, all at its rates."""
+    """From dense averaging to SparseLoCo one slot at a time, all at SparseLoCo's rates."""
     codec = setting.method("sparseloco").codec
     assert isinstance(codec, codecs.TopK)
     whole = replace(codec, values=codecs.F32())
@@ -154,10 +154,10 @@ def _ladder(setting: Setting) -> Iterator[Method]:
 
 
 def _decoupled(setting: Setting) -> Iterator[Method]:
-    """Decoupled momentum as released and as its paper has it, and what both have to be below.
+    """Decoupled momentum as released and as in its paper, and the baselines that both must beat.
 
-    The released settings (.7, .9) diverge (`thinwire.presets.decoupled_momentum`): the search
-    begins at what those for MuLoCo and for streaming DiLoCo chose, and at SparseLoCo's inner rate.
+    The released settings (.7, .9) diverge (`thinwire.presets.decoupled_momentum`), so the search
+    begins at the choices for MuLoCo and streaming DiLoCo, and at SparseLoCo's inner rate.
     """
     released = tw.presets.decoupled_momentum(
         inner=setting.method("sparseloco").inner,
@@ -171,10 +171,10 @@ def _decoupled(setting: Setting) -> Iterator[Method]:
 
 
 def _streams(setting: Setting) -> Iterator[Method]:
-    """Fragments, delay, mixing and four bits, one after the other.
+    """Fragments, delay, mixing and four bits, added one after the other.
 
-    What is mixed wants outer momentum and what replaces does not (docs/log.md): where nothing is
-    mixed, rates are DiLoCo's.
+    Mixing needs outer momentum, and replacing does not (docs/log.md): without mixing, rates are
+    DiLoCo's.
     """
     apart = setting.method("streaming_diloco").fragments
     long = max(1, setting.sync_every // 2)
@@ -197,13 +197,13 @@ def _streams(setting: Setting) -> Iterator[Method]:
         fragments=streaming.fragments,
         overlap=streaming.overlap,
         codec=streaming.codec,
-        # The best of four for it (docs/log.md).
+        # The best of four that were tried (docs/log.md).
         outer=tw.outer.SGD(lr=1.0, momentum=0.7, nesterov=True),
     )
 
 
 def _gossip(setting: Setting) -> dict[str, TrainConfig]:
-    """NoLoCo with K and 2 K workers in as many rounds as DiLoCo, and in at most as many bytes."""
+    """NoLoCo with K and 2 K workers, with DiLoCo's number of rounds, or at most its bytes."""
     found = dict[str, TrainConfig]()
     for workers in (setting.workers, 2 * setting.workers):
         team = "noloco" if workers == setting.workers else f"noloco K={workers}"
@@ -215,7 +215,7 @@ def _gossip(setting: Setting) -> dict[str, TrainConfig]:
 
 
 def _scattered(setting: Setting, found: Mapping[str, TrainConfig]) -> dict[str, TrainConfig]:
-    """With as many workers as others, so that nothing else differs."""
+    """Reduce-scatter with the K of the other arms, so that nothing else differs."""
     slots = {f"{arm}, reduce-scatter": (arm, tw.ReduceScatter()) for arm in SCATTERED}
     slots[OWNER_FEEDBACK] = "muloco 1 bit", tw.ReduceScatter(owner_feedback=_FEEDBACK)
     return {
@@ -225,10 +225,10 @@ def _scattered(setting: Setting, found: Mapping[str, TrainConfig]) -> dict[str, 
 
 
 def gossip_interval(setting: Setting, workers: int) -> int:
-    """H with which NoLoCo receives at most what DiLoCo does with the setting's.
+    """The H with which NoLoCo receives at most as many bytes as DiLoCo with the setting's H.
 
-    A worker receives one payload a round. An all-reduce of K workers needs 2 (K - 1) / K of them:
-    1.5 with four, for which NoLoCo can have rounds of 7 steps in place of 10, and 1.75 with eight.
+    In NoLoCo a worker receives one payload a round. An all-reduce of K workers takes 2 (K - 1) / K
+    of them: 1.5 with four, which allows NoLoCo rounds of 7 steps in place of 10, 1.75 with eight.
 
     >>> from claim_settings import SMALL
     >>> [gossip_interval(SMALL, workers) for workers in (4, 8)]

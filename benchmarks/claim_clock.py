@@ -1,7 +1,7 @@
-"""Loss against wall-clock: what links would make of the runs, by the planner's model.
+"""Loss against wall-clock: how long the runs would take over links, by the planner's model.
 
-Runs are simulated in one process and have no wire; what they send is known to the byte. A step is
-taken to be as long for all methods, and gradients travel as the runs have them, in fp32.
+Runs are simulated in one process and have no wire, but their bytes are known exactly. All methods
+are assumed to take equally long for a step, and gradients travel in fp32, as in the runs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,14 +22,14 @@ Curve = Sequence[tuple[int, float]]
 def clock(
     setting: Setting, configs: Mapping[str, TrainConfig], curves: Mapping[str, Curve]
 ) -> dict[str, Any] | None:
-    """Seconds of every family over every link: of the whole run, and to DiLoCo's final loss.
+    """Seconds of every family over every link: for the whole run, and to DiLoCo's final loss.
 
-    None while DiLoCo did not run.
+    None as long as DiLoCo has not run.
 
     Args:
         setting: has the links.
-        configs: of the arms.
-        curves: of each arm, validation loss after so many steps, in the mean of its seeds.
+        configs: configurations of the arms.
+        curves: validation loss by steps for each arm, as the mean of its seeds.
     """
     if "diloco" not in curves:
         return None
@@ -65,7 +65,7 @@ def _over(
 
 
 def first_below(curve: Curve, target: float) -> int | None:
-    """The step at which a line through the evaluations first reaches `target`; None: never.
+    """The step at which a line through the evaluations first reaches `target`; None if never.
 
     >>> first_below([(10, 3.0), (20, 2.0)], 2.5), first_below([(10, 3.0)], 2.5)
     (15, None)

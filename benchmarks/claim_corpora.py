@@ -1,6 +1,6 @@
-"""Corpora of the claims: one that no version of Python changes, and one for a search alone.
+"""Corpora of the claims: one that does not depend on Python's version, and one for searches alone.
 
-Both are folders of token shards, a token for each byte.
+Both are folders of token shards with a token for each byte.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ def sympy(folder: Path) -> Path:
     """Write the sources of the installed sympy, 26 MB in 1,500 files, as a corpus.
 
     Raises:
-        CorpusError: it is another version, or not as it was published.
+        CorpusError: another version is installed, or it differs from the published one.
     """
     found = importlib.metadata.distribution("sympy")
     names = sorted(str(file) for file in found.files or () if str(file).endswith(".py"))
@@ -37,9 +37,9 @@ def sympy(folder: Path) -> Path:
 
 
 def held_out(corpus: str, folder: Path) -> Path:
-    """Write the training side of `corpus`, with a part of its documents to validate on.
+    """Write the training side of `corpus`, and hold out some of its documents for validation.
 
-    The validation side of `corpus`, on which results are reported, is in neither part.
+    Leaves out the validation side of `corpus`, on which results are reported.
     """
     found = resolve(corpus)
     assert isinstance(found, Corpus), "settings have corpora of files"
@@ -48,7 +48,7 @@ def held_out(corpus: str, folder: Path) -> Path:
 
 
 def split(documents: Iterable[bytes], folder: Path, side: bytes) -> Path:
-    """Write documents as shards, one in twenty to validate on: others for another `side`."""
+    """Write documents as shards, one in twenty for validation; `side` decides which."""
     sides: dict[str, list[bytes]] = {"train": [], "val": []}
     for document in documents:
         digest = hashlib.sha256(side + document).digest()

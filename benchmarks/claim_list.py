@@ -1,12 +1,12 @@
-"""The published claims, each as a contrast of losses of the same seed, and what to say of it.
+"""The published claims, each as a contrast of losses with the same seed, and its verdict.
 
-A claim of an order is reproduced if its effect is below 0; a claim that something is as good, if it
-is below the margin: the deviation between seeds of data parallelism. The opposite is found if it is
-above. Both need a two-sided p below 5 % by Holm within the claims of one paper, those that are not
-run among them; ours are one paper, too (claim_statistics.py). Seeds beyond the third were added
-after a look at three, so that p of a claim that has them counts twice. All else is not reproduced.
-A claim is not run while a row of it is missing, of fewer than three seeds, of another corpus or
-method than today's, or at rates that were searched for something else.
+A claim that one arm beats another is reproduced if its effect is below 0; a claim that one is as
+good, if its effect is below the margin, the deviation between seeds of data parallelism. An effect
+above means that the opposite was found. Both verdicts need a two-sided p below 5 %, by Holm over
+all claims of one paper including those not run; ours count as one paper (claim_statistics.py).
+Seeds beyond the third were added after a look at three, so p of a claim that has them is doubled.
+Everything else is not reproduced. A claim is not run while one of its rows is missing, has fewer
+than three seeds or another corpus or method than today's, or has rates searched for something else.
 """
 
 import hashlib
@@ -48,14 +48,14 @@ BASELINES = ("ddp", "ddp-muon")
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What is said of the losses of some arms.
+    """A claim about the losses of some arms.
 
     Args:
-        group: under which heading it stands.
-        text: what is claimed.
-        source: by whom.
+        group: heading under which it is listed.
+        text: the claim in words.
+        source: who claims it.
         weights: w_a.
-        as_good: the effect may be as large as the margin.
+        as_good: whether the effect may be as large as the margin.
     """
 
     group: str
@@ -74,10 +74,10 @@ def judge(
     """The margin and each claim with effect and verdict, as JSON-able data.
 
     Args:
-        all_claims: of some papers.
-        rows: with `val_loss_by_seed`, by arm.
-        unfit: why the row of an arm decides nothing.
-        kinds: of arms, whose deviations are pooled.
+        all_claims: claims to judge.
+        rows: rows with `val_loss_by_seed`, by arm.
+        unfit: by arm, why its row decides nothing.
+        kinds: kind of each arm; deviations are pooled within a kind.
     """
     losses = {
         arm: {int(seed): loss for seed, loss in row["val_loss_by_seed"].items()}
@@ -96,7 +96,7 @@ def judge(
         found.append(text | verdict | {"effect": effect, "weights": claim.weights})
     for source in {claim["source"] for claim in found}:
         same = [claim for claim in found if claim["source"] == source]
-        # What is not run was to be tested, too.
+        # Claims that were not run count, because they were to be tested, too.
         adjusted = holm([claim["effect"]["p"] if claim["effect"] else 1.0 for claim in same])
         for claim, p in zip(same, adjusted, strict=True):
             if (effect := claim["effect"]) is None:
@@ -111,7 +111,7 @@ def judge(
 def _effect(
     claim: Claim, losses: Mapping[str, Losses], kinds: Mapping[str, str], margin: float
 ) -> dict[str, Any]:
-    """Mean, 95 % interval and two-sided p that it differs from the margin."""
+    """Mean, 95 % interval, and two-sided p of a difference from the margin."""
     seeds = sorted(set[int].intersection(*(set(losses[arm]) for arm in claim.weights)))
     effects = [sum(w * losses[arm][s] for arm, w in claim.weights.items()) for s in seeds]
     own = {kinds[arm] for arm in claim.weights}
@@ -134,7 +134,7 @@ def _effect(
 
 
 def verdicts(setting: Setting, rows: Mapping[str, Any]) -> tuple[float, list[dict[str, Any]]]:
-    """The margin and all claims at a setting, as its rows of today decide them."""
+    """The margin and all claims at a setting, as its current rows decide them."""
     configs = arms(setting)
     unfit = {a: why for a, c in configs.items() if (why := _unfit(setting, a, c, rows))}
     about = (each for each in claims(setting) if each.weights.keys() <= configs.keys())
@@ -147,12 +147,12 @@ def fingerprint(method: Method) -> str:
 
 
 def base(rows: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The row of data parallelism, or the first while that did not run."""
+    """The row of data parallelism, or the first row as long as that has not run."""
     return rows.get(BASELINES[0]) or next(iter(rows.values()))
 
 
 def _unfit(setting: Setting, arm: str, config: TrainConfig, rows: Mapping[str, Any]) -> str | None:
-    """Why a row decides nothing; None: it does."""
+    """Why a row decides nothing; None if it does."""
     row = rows.get(arm)
     if row is None:
         return "no row"

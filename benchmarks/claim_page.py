@@ -23,7 +23,7 @@ NOTES = {
         "Both send fp32.",
     ),
 }
-"""What must be known before a group's verdicts are read; by the group's name."""
+"""What to know before reading a group's verdicts, by the name of the group."""
 
 
 def page(setting: Setting, found: Mapping[str, Any]) -> str:
@@ -98,7 +98,7 @@ def _verdicts(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _verdict(claim: Mapping[str, Any]) -> str:
-    """Three cells."""
+    """The three cells of a claim's effect and verdict."""
     verdict, effect = claim["verdict"], claim["effect"]
     if effect is None:
         return f"{verdict}: {claim['why']} | |"

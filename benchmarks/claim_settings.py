@@ -1,7 +1,7 @@
 """The two sizes at which claims are tested.
 
-A setting says what all runs share; a family is what is tuned together and lends its rates to all
-arms that differ in nothing but what is claimed about (claim_tuning.py).
+A setting holds what all runs share. A family is tuned as one, and lends its rates to all arms that
+differ from it only in the subject of a claim (claim_tuning.py).
 """
 
 import dataclasses
@@ -32,28 +32,28 @@ FAMILIES = (
     "demo",
 )
 SEEDS, MORE_SEEDS = (0, 1, 2), (3, 4, 5)
-"""Of all arms, and besides of those of which three leave much open."""
+"""Seeds of all arms, and further ones for arms where three leave much open."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A size, and what was found for it.
+    """A size, and the rates that were found for it.
 
     Args:
         name: small or medium.
         what: a line for tables.
-        changes: what all runs have, by field of a TrainConfig.
-        workers: K of what is not about K.
-        team_sizes: K of what is.
-        sync_every: H of what is not about H.
-        intervals: H of what is.
+        changes: values that all runs have, by field of a TrainConfig.
+        workers: K of arms that are not about K.
+        team_sizes: values of K for arms that are.
+        sync_every: H of arms that are not about H.
+        intervals: values of H for arms that are.
         jobs: runs at a time.
-        step_s: of an inner step, where wall-clock is planned.
-        links_bits_per_s: over which it is planned.
+        step_s: seconds of an inner step, for planning wall-clock.
+        links_bits_per_s: rates of the links to plan for.
         corpus: writes the corpus into a folder; None is the recipe's.
         budget: what the search for an arm's settings may spend.
         only: arms to run, and to judge claims about; all by default.
-        chosen: settings that a search chose for a family, or for an arm of another K or H alone.
+        chosen: settings that a search chose for a family, or just for an arm of another K or H.
     """
 
     name: str
@@ -85,12 +85,12 @@ class Setting:
 
 
 def _method(family: str) -> Method:
-    """As the laptop recipe has it, with what it does not name."""
+    """The laptop recipe's method of a family, or one that the recipe has no name for."""
     method = laptop(_TEXTS.get(family, family)).method
     if family == "ddp-muon":
         method = dataclasses.replace(method, inner=laptop("muloco").method.inner)
     if family == "noloco":
-        # As DiLoCo's: what is compared is who exchanges with whom.
+        # DiLoCo's codec, so that only the partners of an exchange differ.
         method = dataclasses.replace(method, codec=Identity())
     return dataclasses.replace(method, name=family)
 
@@ -109,7 +109,7 @@ SMALL = Setting(
     changes={
         "steps": 480,
         "schedule.warmup_steps": 20,
-        # A run has one core, on any machine: with more, sums have another order.
+        # One core on any machine: with more, sums have another order.
         "machine.threads": 1,
         "periods.log_steps": 10,
         "periods.evaluate_steps": 80,
@@ -125,7 +125,7 @@ SMALL = Setting(
     links_bits_per_s={"1 Mbit/s": 1e6, "10 Mbit/s": 1e7, "100 Mbit/s": 1e8},
 )
 
-# Ten times the parameters and seven times the steps; the rest is alike, so that size alone differs.
+# Ten times the parameters and seven times the steps; the rest is the same: only size differs.
 MEDIUM = Setting(
     name="medium",
     what="2.0M parameters, source of sympy 1.14.0, 3,200 steps of 16 x 128, K=4, H=10",
@@ -136,7 +136,7 @@ MEDIUM = Setting(
         "steps": 3200,
         "schedule.warmup_steps": 80,
         "periods.evaluate_steps": 400,
-        # What a command that is stopped has to do again.
+        # The most steps that a stopped command has to repeat.
         "periods.checkpoint_steps": 100,
     },
     workers=4,
@@ -147,7 +147,7 @@ MEDIUM = Setting(
     step_s=0.1,
     links_bits_per_s=SMALL.links_bits_per_s,
     corpus=sympy,
-    # Outer settings are those of the small size.
+    # Outer settings come from the small size.
     budget=Budget(seeds=(10,), steps=800, names=("inner_lr",)),
     only=(*FAMILIES, "muloco 2 bit", "muloco 1 bit"),
 )
@@ -155,12 +155,12 @@ SETTINGS = {setting.name: setting for setting in (SMALL, MEDIUM)}
 
 
 def tuning_file(setting: Setting) -> Path:
-    """Where the search's result is committed."""
+    """The committed file with the result of the search."""
     return Path(__file__).parent / "results" / f"claims-{setting.name}-tuning.json"
 
 
 def searched(setting: Setting) -> dict[str, Any]:
-    """What searches found so far, by arm."""
+    """Results of the searches so far, by arm."""
     file = tuning_file(setting)
     return json.loads(file.read_text())["rows"] if file.is_file() else {}
 
@@ -168,7 +168,7 @@ def searched(setting: Setting) -> dict[str, Any]:
 def tuned(setting: Setting) -> Setting:
     """`setting` with what searches chose for families, and for arms of another K or H.
 
-    What its own have not looked at begins where those of the small size ended.
+    Arms that its own searches have not covered get what those of the small size chose.
     """
     rows = {arm: row for arm, row in searched(SMALL).items() if arm in (setting.only or (arm,))}
     rows |= searched(setting)

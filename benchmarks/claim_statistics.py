@@ -4,8 +4,8 @@
     t = (mean_s effect_s - margin) / (sd sqrt(sum_a w_a^2 / n))     two-sided, Holm within a paper
 
 sd is the deviation of a loss once the means of arms and seeds are removed: runs of one seed share
-initial weights and data. It is pooled over all arms of the same kinds, since three seeds give a
-deviation that is off by two to either side.
+initial weights and data. It is pooled over all arms of the same kinds, because a deviation from
+three seeds may be off by a factor of two either way.
 """
 
 import math
@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 Losses = Mapping[int, float]
-"""By seed."""
+"""Losses by seed."""
 UNSTEADY = 3
-"""An arm whose deviation is so many times the median of its kinds is not pooled with others."""
+"""An arm with more than this many times the median deviation of its kinds is not pooled."""
 
 
 class Deviation(NamedTuple):
@@ -31,7 +31,7 @@ def residuals(
 ) -> dict[str, list[float]]:
     """x_as - mean_a - mean_s + mean, over the seeds that all arms have.
 
-    `middle` of the arms is what a seed makes of a loss; with the median, no single arm moves it.
+    `middle` over the arms gives the effect of a seed; with the median, no single arm moves it.
 
     >>> residuals({"a": {0: 1.0, 1: 3.0}, "b": {0: 2.0, 1: 2.0}})
     {'a': [-0.5, 0.5], 'b': [0.5, -0.5]}
@@ -61,7 +61,7 @@ def pooled(arms: Mapping[str, Losses]) -> tuple[Deviation, Collection[str]]:
 
 
 def own_deviation(effects: Sequence[float], weights: Collection[float]) -> Deviation:
-    """The deviation of a loss by the effects of one contrast alone."""
+    """The deviation of a loss, from the effects of one contrast alone."""
     return Deviation(statistics.stdev(effects) / math.hypot(*weights), len(effects) - 1)
 
 

@@ -1,12 +1,12 @@
 """The search for an arm's rates, at its own K, H and codec: one rule for every arm.
 
-A family's begins at the laptop recipe's rates, another arm's where its family's ended. One setting
-at a time goes a step up or down its ladder, and stays there if the loss falls. The search ends
-where every step from the best candidate was tried and is worse, so that no choice is at an edge but
-that of a ladder. All candidates run with the first seed, the best four with all three, and of these
-the one with the lowest mean is chosen, from which every step is tried, too: by one seed the best is
-often not the best, and of two seeds some arms whose seeds end far apart show nothing. Neither the
-seeds nor the documents that it validates on are those of the reported runs.
+A family's search begins at the laptop recipe's rates, any other arm's where its family's ended. One
+setting at a time goes a step up or down its ladder, and stays there if the loss falls. The search
+ends once every step from the best candidate was tried and is worse, so that a choice is at no edge
+but that of a ladder. All candidates run with the first seed and the best four with all three. The
+one with the lowest mean is chosen, and every step from it is tried as well: the best by one seed is
+often not the best, and where seeds end far apart, two are not enough either. The seeds and the
+validation documents differ from those of the reported runs.
 """
 
 import dataclasses
@@ -34,15 +34,15 @@ SEEDS = (10, 11, 12)
 FINALISTS = 4
 """Candidates that run with all seeds."""
 MOST = 20
-"""Candidates of an arm; a search that needs more has not found a minimum, and says so."""
+"""The most candidates of an arm; a search that needs more has not found a minimum, and says so."""
 RATIO = 2.0
-"""From one inner rate to the next."""
+"""Factor from one inner rate to the next."""
 LADDERS = {
     "outer_lr": (0.4, 0.6, 0.8, 1.0, 1.25, 1.6, 2.0),
     "outer_momentum": (0.0, 0.3, 0.6, 0.8, 0.9),
     "feedback_decay": (0.0, 0.9, 1.0),
 }
-"""0 is no momentum, and no feedback. What starts elsewhere goes to the next of these."""
+"""Values to try; 0 is no momentum, or no feedback. A value in between steps to its neighbours."""
 WHAT = (
     "validation loss in nats per byte of documents of the training side that the search alone "
     "holds out, with seeds from 10 on; rows with seeds 0 and 1: of the reported documents, the "
@@ -56,9 +56,9 @@ class Budget:
     """What a search may spend.
 
     Args:
-        seeds: of the best candidates; the first is that of all.
-        steps: of a run; None is as many as of the reported ones.
-        names: settings that are searched; all if there are none.
+        seeds: seeds of the best candidates; all candidates run with the first.
+        steps: inner steps of a run; None is the number of the reported runs.
+        names: settings to search; all if empty.
     """
 
     seeds: tuple[int, ...] = SEEDS
@@ -66,7 +66,7 @@ class Budget:
     names: tuple[str, ...] = ()
 
     def ways(self, settings: Settings, begin: str = "") -> Iterator[tuple[str, dict[str, float]]]:
-        """What is one step away in what is searched."""
+        """The candidates one step away, in the settings that are searched."""
         return (way for way in steps(settings, begin) if way[0] in (self.names or settings))
 
 
@@ -74,7 +74,7 @@ WHOLE = Budget()
 
 
 def with_settings(method: Method, settings: Settings) -> Method:
-    """`method` with rates and feedback as a search chose them.
+    """`method` with the rates and feedback that a search chose.
 
     >>> import thinwire as tw
     >>> with_settings(tw.presets.muloco(bits=1), {"feedback_decay": 0.0}).feedback
@@ -93,7 +93,7 @@ def with_settings(method: Method, settings: Settings) -> Method:
 
 
 def settings_of(config: TrainConfig) -> dict[str, float]:
-    """Where the search for an arm begins: what it would run with without one."""
+    """Where the search for an arm begins: the settings that it would run with otherwise."""
     method, inner = config.method, cast("Any", config.method.inner)
     found = {"inner_lr": inner.lr}
     if has_rounds(config):
@@ -108,7 +108,7 @@ def settings_of(config: TrainConfig) -> dict[str, float]:
 
 
 def steps(settings: Settings, begin: str = "") -> Iterator[tuple[str, dict[str, float]]]:
-    """What is one step away, with the name of what differs; that of `begin` first.
+    """The candidates one step away, with the name of the changed setting; `begin` comes first.
 
     >>> [each["outer_momentum"] for _, each in steps({"outer_momentum": 0.45})]
     [0.3, 0.6]
@@ -129,23 +129,23 @@ def steps(settings: Settings, begin: str = "") -> Iterator[tuple[str, dict[str, 
 def search(
     config: TrainConfig, out: Path, known: Mapping[str, Any] | None = None, budget: Budget = WHOLE
 ) -> dict[str, Any]:
-    """Search the settings of one arm; runs that are in `out` are kept.
+    """Search the settings of one arm, and keep runs that are already in `out`.
 
     Args:
-        config: of the arm.
+        config: configuration of the arm.
         out: folder of the runs.
-        known: a row of the committed file, from which the search goes on.
-        budget: what it may spend.
+        known: a row of the committed file, from which the search continues.
+        budget: what the search may spend.
 
     Returns:
-        a row of the committed file.
+        A row of the committed file.
     """
     first, tried = budget.seeds[0], dict[tuple[tuple[str, float], ...], dict[int, float]]()
     begin = settings_of(config)
     for each in known["candidates"] if known else ():
         runs = {int(seed): run["val_loss"] for seed, run in each["runs"].items()}
-        if first in runs:  # else it is of an earlier search, by reported losses
-            # A file has settings in another order.
+        if first in runs:  # otherwise an earlier search chose by reported losses
+            # The file may have settings in another order.
             tried[tuple((name, each["settings"][name]) for name in begin)] = runs
 
     def loss(settings: Settings, seed: int) -> float:
@@ -169,7 +169,7 @@ def search(
         for each in finalists:
             for seed in budget.seeds:
                 loss(dict(each), seed)
-        # Also of those that others have overtaken with the first seed since.
+        # Includes candidates that others have since overtaken with the first seed.
         whole = [each for each, runs in tried.items() if len(runs) == len(budget.seeds)]
         chosen = min(whole, key=lambda each: sum(tried[each].values()))
         around = untried(dict(chosen))
@@ -190,7 +190,7 @@ def search(
 
 
 def lowest(row: Mapping[str, Any], seeds: tuple[int, ...] = SEEDS) -> Settings | None:
-    """What has the lowest mean of all that ran with all seeds; None if nothing did."""
+    """The settings with the lowest mean of those that ran with all seeds; None if none did."""
     means = [
         (statistics.fmean(run["val_loss"] for run in each["runs"].values()), each["settings"])
         for each in row["candidates"]
@@ -200,7 +200,7 @@ def lowest(row: Mapping[str, Any], seeds: tuple[int, ...] = SEEDS) -> Settings |
 
 
 def is_done(row: Mapping[str, Any] | None, budget: Budget = WHOLE) -> bool:
-    """Whether a row of the committed file is of a search by this rule, and chose by it."""
+    """Whether a row of the committed file is the result of a complete search by this rule."""
     if row is None or lowest(row, budget.seeds) != row["chosen"]:
         return False
     tried = [each["settings"] for each in row["candidates"]]
@@ -238,7 +238,7 @@ def search_all(
     known: Mapping[str, Any],
     budget: Budget = WHOLE,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Search the settings of arms, some at a time; yields the row of each as it is found."""
+    """Search the settings of arms, several at a time; yields each row when it is found."""
     if not configs:
         return
     corpus = held_out(next(iter(configs.values())).data.corpus, out / "corpus")

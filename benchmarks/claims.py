@@ -5,14 +5,14 @@ python benchmarks/claims.py medium OUT             the main claims at 2.0M param
                                                    night, or --minutes at a time; on a GPU, too,
                                                    with --jobs 12
 
-Runs that are in OUT are kept and unfinished ones go on. All arms run with seed 0, then 1, then 2,
-and losses are compared with those in benchmarks/results/. If there are none, or with --write, those
-of all seeds are written there, and docs/claims-SETTING.md; then the rates of every family, and of
-every arm of another K or H or over workers, are first searched by one rule, unless
-benchmarks/results/ has them.
-After a change of some arms, --write --arms "ARM" "ARM" searches and runs these alone and keeps the
-rows of all others, and with --seeds 3 4 5 adds these seeds to theirs, or with --seeds 0 begins with
-one; --judge runs nothing, and writes what today's rules say of the committed rows.
+Keeps runs that are in OUT, and continues unfinished ones. All arms run with seed 0, then 1, then 2,
+and their losses are compared with those in benchmarks/results/. Without such results, or with
+--write, writes the losses of all seeds there, and docs/claims-SETTING.md; in that case one rule
+first searches the rates of every family, and of every arm of another K or H or over workers, unless
+benchmarks/results/ has them. After a change to some arms, --write --arms "ARM" "ARM" searches and
+runs only these and keeps the rows of all others; --seeds 3 4 5 adds these seeds to theirs, and
+--seeds 0 begins with one. --judge runs nothing, and writes what today's rules say about the
+committed rows.
 """
 
 import json
@@ -57,7 +57,7 @@ from thinwire.train.config import TrainConfig
 
 ROOT = Path(__file__).parent.parent
 BASES = (*BASELINES, "diloco")
-"""Arms that all others are compared with."""
+"""Arms to compare all others with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ def _test(setting: Setting, command: Command) -> None:
         if setting.corpus is not None:
             corpus = str(setting.corpus(command.out / "corpus"))
             setting = replace(setting, changes={**setting.changes, "data.corpus": corpus})
-        if command.write or not _file(setting).is_file():  # else the committed rates are compared
+        if command.write or not _file(setting).is_file():  # otherwise the committed rates are used
             _search_missing(setting, command.out / "tuning", command.arms)
     setting = tuned(setting)
     if command.judge:
@@ -128,7 +128,7 @@ def _runner(setting: Setting) -> Runner:
 
 
 def _search_missing(setting: Setting, out: Path, only: tuple[str, ...]) -> None:
-    """Search what the committed file lacks: for families, then for arms with rates of their own."""
+    """Search missing rows of the committed file: families, then arms with rates of their own."""
     file = tuning_file(setting)
     for is_family in (True, False):
         own, known = tuned(setting), searched(setting)
@@ -143,7 +143,7 @@ def _search_missing(setting: Setting, out: Path, only: tuple[str, ...]) -> None:
         }
         found = search_all(missing, out, setting.jobs, known=known, budget=setting.budget)
         for arm, row in found:
-            # At once or not at all: time may be up while it is written.
+            # Written atomically, because time may run out meanwhile.
             write_json(file, {"what": WHAT, "rows": searched(setting) | {arm: row}})
             print(f"{arm}: {row['chosen']}, {row['why']}", flush=True)
 
@@ -177,13 +177,13 @@ def _check(comparison: Comparison, out: Path) -> None:
         )
 
 
-# -- what came of it -------------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------
 
 
 def result(
     setting: Setting, variants: Mapping[str, Variant], kept: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Everything that is committed; of arms that did not run now, what `kept` has of them."""
+    """Everything to commit; for arms that did not run now, the rows in `kept`."""
     configs = {a: c for a, c in arms(setting).items() if a in variants or a in kept["rows"]}
     rows = {
         arm: with_other_seeds(_row(variants[arm], config), kept["rows"].get(arm))
@@ -210,7 +210,7 @@ def result(
 
 
 def _row(variant: Variant, config: TrainConfig) -> dict[str, Any]:
-    """What the runs of an arm found, and what tells them from other runs."""
+    """What the runs of an arm found, and what distinguishes them from other runs."""
     run = variant.runs[0]
     sent, received = run.summary.sent_bytes_per_worker, run.summary.received_bytes_per_worker
     size = {"parameters": run.summary.parameters, "steps": config.steps}
@@ -225,7 +225,7 @@ def _row(variant: Variant, config: TrainConfig) -> dict[str, Any]:
 
 
 def with_other_seeds(row: dict[str, Any], known: Mapping[str, Any] | None) -> dict[str, Any]:
-    """`row` with the seeds that only `known` has, if it is of the same method and corpus."""
+    """`row` with the seeds that only `known` has, if that has the same method and corpus."""
     if known is None or any(row[name] != known[name] for name in ("method", "corpus")):
         return row
     losses = known["val_loss_by_seed"] | row["val_loss_by_seed"]
@@ -233,12 +233,12 @@ def with_other_seeds(row: dict[str, Any], known: Mapping[str, Any] | None) -> di
         return row
     machines = sorted({row["machine"], known["machine"]})
     both = {"val_loss_by_seed": dict(sorted(losses.items())), "machine": "; ".join(machines)}
-    # The curve is that of the first seeds, as those of the arms that it is compared with.
+    # The curve stays that of the first seeds, like those of the arms it is compared with.
     return row | known | both
 
 
 def _against(own: Mapping[int, float], losses: Mapping[str, Mapping[int, float]]) -> dict[str, Any]:
-    """The mean loss of an arm, and its differences to those that all are compared with."""
+    """The mean loss of an arm, and its differences to the arms of `BASES`."""
     minus = {base: paired_difference(own, losses[base]) for base in BASES if base in losses}
     described = {f"minus_{base}": to_builtins(by) for base, by in minus.items()}
     return {"val_loss": to_builtins(estimate(own)), **described}
@@ -272,10 +272,10 @@ def _write(setting: Setting, found: dict[str, Any]) -> None:
 def reproduced(found: Mapping[str, Any], committed: Mapping[str, Any]) -> str | None:
     """Compare losses seed by seed with the committed ones; None if all agree.
 
-    With the same torch and processor they are equal, or the row is stale. Rounding makes other
-    paths of runs on other machines, which end apart as two seeds do at most: there, a loss agrees
-    if it is no further off than three standard deviations between its arm's seeds, or between those
-    of the arm in the middle, whichever is more. Rows of another corpus cannot be compared.
+    With the same torch and processor they are equal, or the row is stale. On other machines
+    rounding sends runs along other paths, which end at most as far apart as two seeds do: there a
+    loss agrees if it is within three standard deviations between its arm's seeds, or between those
+    of the median arm, whichever is more. Rows of another corpus cannot be compared.
     """
     allowed, differences = _allowed(committed["rows"]), dict[tuple[str, str], float]()
     for arm in found["rows"].keys() & committed["rows"].keys():

@@ -2,9 +2,9 @@
 
 python benchmarks/elastic_rounds.py OUT --old PATH      resumable; an hour on two quiet cores
 
-PATH is a checkout of commit be66178, the last one with workers that meet at a lighthouse. Every
-case runs with both engines, one after the other, as real processes over tools/wan.py (Linux, root):
-the server on a node of its own, each worker on another. Inner steps take a fixed time.
+PATH is a checkout of commit be66178, the last one in which workers meet at a lighthouse. Every case
+runs with both engines, one after the other, as real processes over tools/wan.py (Linux, root), with
+a node for the server and for each worker. Inner steps take a fixed time.
 
 round      K workers: seconds of a round beyond its inner steps, bytes on a worker's line, requests
 dead       one of three is killed in the middle of a round: seconds that the others lose
@@ -51,13 +51,13 @@ class Case:
     Args:
         kind: "round", "dead" or "newcomer".
         engine: "lighthouse" or "store".
-        workers: K, with the one that dies or comes.
-        round_s: of all inner steps of a round.
+        workers: K, including the one that dies or comes.
+        round_s: seconds of all inner steps of a round.
         every: H.
         payload: "fp32" or "2 bits".
-        state: outer parameters and momentum.
-        mbit: of every node's line.
-        rounds: that are measured, or that come before what happens.
+        state: size of outer parameters and momentum.
+        mbit: Mbit/s of every node's line.
+        rounds: rounds to measure, or rounds before the event.
     """
 
     kind: str
@@ -81,7 +81,7 @@ class Case:
 
 
 def cases(rounds: int) -> Iterator[Case]:
-    """All of them, both engines one after the other."""
+    """All cases, with both engines one after the other."""
     calm = [
         {"kind": "round", "workers": workers, "round_s": round_s, "payload": payload}
         for workers in (2, 4)
@@ -151,7 +151,7 @@ class Run:
         case = self.case
         self._folder.mkdir(parents=True, exist_ok=True)
         wan = importlib.import_module("wan")
-        mtu = 9000 if case.mbit >= 1000 else 1500  # else the emulator is the limit
+        mtu = 9000 if case.mbit >= 1000 else 1500  # otherwise the emulator is the limit
         link = wan.Link(nodes=case.workers + 1, rate_bps=case.mbit * 1e6, delay_s=DELAY_S, mtu=mtu)
         with ExitStack() as opened:
             self._link = opened.enter_context(link)
@@ -171,7 +171,7 @@ class Run:
 
     @contextmanager
     def _server(self) -> Iterator[tuple[str, dict[str, str]]]:
-        """Where workers meet, and what their environment has for it."""
+        """The address where workers meet, and the environment variables for it."""
         host = self._link.addresses[0]
         token = {"THINWIRE_TOKEN": "a token of a benchmark, long enough"}
         if self.case.engine == "store":
@@ -199,7 +199,7 @@ class Run:
             "engine": case.engine,
             "where": where,
             "name": f"w{number}",
-            # Other values than the run began with: a newcomer needs a snapshot then.
+            # Not the values that the run began with, so that a newcomer needs a snapshot.
             "seed": int(is_newcomer),
             "model": STATES[case.state],
             "payload": case.payload,
@@ -225,7 +225,7 @@ class Run:
     def until(
         self, condition: Callable[[], bool], within_s: float, *, of: Sequence[Worker]
     ) -> None:
-        """Wait until `condition`, while workers `of` live."""
+        """Wait until `condition` holds, as long as the workers `of` live."""
         try:
             until(condition, [worker.process for worker in of], within_s)
         except RuntimeError as error:
@@ -244,7 +244,7 @@ def until(condition: Callable[[], bool], processes: Sequence[Any], within_s: flo
 
 
 def busy_cores() -> float:
-    """Cores that are in use by others, while this process waits."""
+    """Cores that other processes use while this one waits."""
 
     def idle_and_all() -> tuple[int, int]:
         fields = [int(text) for text in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
@@ -335,10 +335,10 @@ def one_comes(run: Run) -> dict[str, Any]:
 
 
 def rounds_of(steps: Sequence[Record]) -> list[dict[str, Any]]:
-    """What each round cost beyond its inner steps, but for the last, which has not ended.
+    """What each round cost beyond its inner steps, except the last, which has not ended.
 
-    A round begins with the first step after an outer step, so that one that is discarded and
-    repeated is one round.
+    A round begins with the first step after an outer step, so a round that is discarded and
+    repeated counts as one.
     """
     firsts = [n for n, s in enumerate(steps) if n == 0 or s["version"] != steps[n - 1]["version"]]
     found: list[dict[str, Any]] = []
@@ -353,11 +353,11 @@ def rounds_of(steps: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def lost(workers: Sequence[Worker], since_s: float) -> dict[str, Any]:
-    """Seconds that each of `workers` lost since then, by what its rounds cost until then."""
+    """Seconds that each of `workers` lost since `since_s`, relative to its earlier rounds."""
     found: dict[str, list[float]] = {"usual_s": [], "longest_gap_s": [], "lost_s": []}
     for worker in workers:
         rounds = rounds_of(worker.steps)
-        # The first one waits for all to come.
+        # The first round waits for all workers to come.
         usual_s = statistics.median(r["overhead_s"] for r in rounds[1:] if r["ended_s"] < since_s)
         later = [round for round in rounds if round["ended_s"] >= since_s]
         found["usual_s"].append(round(usual_s, 2))
@@ -408,7 +408,7 @@ def main() -> None:
 
 
 def table(found: Mapping[Case, Mapping[str, Any]]) -> str:
-    """What each case cost, with both engines side by side."""
+    """The cost of each case, with both engines side by side."""
     rows = [f"| case | {' | '.join(ENGINES)} |", f"|---|{'---|' * len(ENGINES)}"]
     by_name = {case.name: told(case, result) for case, result in found.items()}
     for case in (case for case in cases(1) if case.engine == ENGINES[0]):

@@ -1,6 +1,6 @@
 """A worker of elastic_rounds.py: its inner steps take a fixed time, and it reports in JSON lines.
 
-It starts to join once a line comes on standard input, and ends by being killed.
+It joins once a line arrives on standard input, and runs until it is killed.
 """
 
 import json
@@ -77,7 +77,7 @@ def connect(given: dict[str, Any]) -> Any:
 
 
 def wire_bytes() -> tuple[int, int]:
-    """Bytes that came and went over this node's line, headers included."""
+    """Bytes received and sent over this node's line, headers included."""
     lines = Path("/proc/self/net/dev").read_text().splitlines()
     fields = next(line.split(":")[1].split() for line in lines if "wan0:" in line)
     return int(fields[0]), int(fields[8])

@@ -1,11 +1,11 @@
-"""What codes of a few bits lose of the vectors that error feedback hands to them.
+"""How much codecs of a few bits lose of the vectors that error feedback hands to them.
 
     python benchmarks/feedback_error.py         about four minutes on two cores
 
-Four methods train the laptop recipe (0.25M parameters, K=4, H=10, 400 steps). Every worker's vector
-is recorded just before it is encoded, in an early, a middle and a late round, and then
-written by other codecs too. An error is ||e - decode(encode(e))||^2 / ||e||^2, of the whole vector
-and of the parameters of each role, averaged over the workers.
+Four methods train the laptop recipe (0.25M parameters, K=4, H=10, 400 steps). In an early, a middle
+and a late round, every worker's vector is recorded just before it is encoded, and later encoded by
+other codecs too. An error is ||e - decode(encode(e))||^2 / ||e||^2, of the whole vector and of the
+parameters of each role, averaged over the workers.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ class Recorded:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Recording(Codec):
-    """`codec`, and a copy of what it is given in some rounds."""
+    """`codec`, and a copy of its input in some rounds."""
 
     codec: Codec
     into: list[Recorded] = field(metadata={"describe": False})
@@ -80,7 +80,7 @@ class RecordingCoder(BoundCodec):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Even(Levels):
-    """A grid whose levels stay where it put them."""
+    """A grid that keeps its own levels instead of bin means."""
 
     grid: Levels
 
@@ -146,7 +146,7 @@ def over(these: dict[str, float], those: dict[str, float]) -> dict[str, float]:
 
 
 def dense_errors(recorded: Recorded) -> dict[str, dict[str, float]]:
-    """What each dense codec loses, and where the energy lies."""
+    """The loss of each dense codec, and where the energy lies."""
     x, layout = recorded.vector, recorded.layout
     total = energies(x, layout)
     errors = {
@@ -157,7 +157,7 @@ def dense_errors(recorded: Recorded) -> dict[str, dict[str, float]]:
 
 
 def kept_errors(recorded: Recorded) -> dict[str, dict[str, float]]:
-    """What the formats of kept values lose of the kept values' energy."""
+    """The share of the kept values' energy that each format of values loses."""
     layout = recorded.layout
     kept = decoded(TopK(k=64, values=codecs.F32()), recorded)
     total = energies(kept, layout)
@@ -193,7 +193,7 @@ def measure(name: str, method: Method) -> dict[str, dict[str, dict[str, float]]]
 
 
 def mean(tables: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
-    """Of every number, over the workers."""
+    """The mean of every number over the workers."""
     return {
         name: {role: statistics.fmean(t[name][role] for t in tables) for role in row}
         for name, row in tables[0].items()

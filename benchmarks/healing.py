@@ -1,9 +1,9 @@
-"""At which rate a newcomer reads a snapshot, beside one plain get of as many bytes.
+"""The rate at which a newcomer reads a snapshot, beside one plain get of as many bytes.
 
     python benchmarks/healing.py OUT      Linux, root; six minutes on two cores
 
-SeaweedFS over S3 on one node of tools/wan.py, and the reader on another; in turns, three times. OUT
-gets healing.json.
+SeaweedFS over S3 is on one node of tools/wan.py, and the reader on another. Both reads run in
+turns, three times. Writes healing.json into OUT.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 TOKEN = "a token of a benchmark, long enough"
 DELAY_S, TIMES, PATIENCE_S = 0.025, 3, 300.0
 LINES = {100: 150_000_000, 1000: 600_000_000}
-"""Bytes by Mbit/s."""
+"""Bytes of a snapshot, by Mbit/s of the line."""
 WHERE, PLAIN = "s3://run/healing", "plain"
 STATE = NewestState(version=1, roll=1, writer="writer")
 
@@ -51,7 +51,7 @@ def main(out: Path) -> None:
 
 
 def measure(mbit: int, nbytes: int, token: str) -> dict[str, Any]:
-    """Medians of the reader, after the writer has written."""
+    """Medians of what the reader measured, once the writer has ended."""
     wan, s3_server = importlib.import_module("wan"), importlib.import_module("s3_server")
     # With smaller packets the emulator is the limit of the fast line.
     mtu = 9000 if mbit >= 1000 else 1500
@@ -87,7 +87,7 @@ def node(what: str, nbytes: int, token: str) -> None:
 
 
 async def write(store: ObjectStore, objects: RunObjects, nbytes: int) -> None:
-    """Write a snapshot, and an object of as many bytes."""
+    """Write a snapshot, and an object of the same size."""
     raw = memoryview(os.urandom(nbytes))
     await objects.put_state([raw], STATE, set())
     await obstore.put_async(store._store, PLAIN, raw)

@@ -2,13 +2,13 @@
 
 python benchmarks/internet_scale.py
 
-Bytes and requests are the planner's, for MuLoCo with 2 bits and one fragment. A worker, of
-whatever size, trains for 1000 s in a round; its requests take 50 ms, 16 at a time; its link has
-1 Gbit/s each way. One worker in a hundred is lost in an hour, a round with a loss waits 10 s, and
-who comes in its place reads 8 bytes a parameter before it trains. What leaves the store costs 0.09
-dollars a GB, and nothing in some stores (aws.amazon.com/s3/pricing, to the internet). S3 takes
-3,500 writes a second below a prefix, 5 GiB in one of them, and uploads in 10,000 parts
-(docs.aws.amazon.com/AmazonS3, "Performance guidelines" and "Uploading objects"), here of 64 MiB.
+Bytes and requests are the planner's, for MuLoCo with 2 bits and one fragment. A worker of any size
+trains for 1000 s in a round; its requests take 50 ms, 16 at a time; its link has 1 Gbit/s each way.
+One worker in a hundred is lost in an hour, a round with a loss waits 10 s, and the replacement
+reads 8 bytes a parameter before it trains. Egress from the store costs 0.09 dollars a GB, and
+nothing in some stores (aws.amazon.com/s3/pricing, to the internet). S3 takes 3,500 writes a second
+below a prefix, 5 GiB in one write, and uploads in 10,000 parts (docs.aws.amazon.com/AmazonS3,
+"Performance guidelines" and "Uploading objects"), here of 64 MiB.
 """
 
 import math
@@ -44,7 +44,7 @@ def row(exchange: str, workers: int, parameters: int) -> dict[str, Any]:
     moved_s, asked_s = max(up, down) / RATE_BYTES_PER_S, gets * REQUEST_S / AT_ONCE
     losses = LOST_PER_HOUR * workers * TRAIN_S / 3600
     round_s = TRAIN_S + max(moved_s, asked_s)
-    # The losses of a round are waited for at once.
+    # One wait covers all losses of a round.
     round_s += PER_LOSS * SIGN_OF_LIFE_S * -math.expm1(-losses)
     healed_s = SNAPSHOT_NBYTES * parameters / RATE_BYTES_PER_S
     healing = min(1.0, LOST_PER_HOUR * healed_s / 3600)
@@ -102,9 +102,9 @@ def cells(exchange: str, row: Mapping[str, Any]) -> str:
 
 
 def two_levels(workers: int) -> dict[str, Any]:
-    """A billion parameters where groups of sqrt(K) combine, owners of a shard exchange, and share.
+    """A billion parameters where groups of sqrt(K) combine, shard owners exchange, and all share.
 
-    Beside a reduce-scatter: a worker asks for less, and reads the groups' means, a third payload.
+    Compared with a reduce-scatter, a worker gets fewer objects, but also reads the groups' means.
     """
     gets, one = 3 * (math.isqrt(workers) - 1), row("reduce-scatter", workers, 10**9)
     of_all = workers * DAY_S / TRAIN_S * one["utilisation"]

@@ -1,6 +1,6 @@
 """Loss against bytes with 4, 8 and 16 workers, from results/claims-small.json: README's picture.
 
-Arms with more than four workers are drawn if a search found rates for them.
+Draws arms with more than four workers if a search found rates for them.
 
 python benchmarks/loss_and_bytes.py docs/pictures/loss-and-bytes.png
 """
@@ -17,7 +17,7 @@ from claim_settings import SMALL, searched
 from picture import COLOURS, write_picture
 
 RESULTS = Path(__file__).parent / "results" / "claims-small.json"
-# What is drawn with four workers: its label, and the side on which that has room.
+# Arms to draw with four workers: label, and the side on which the label has room.
 ARMS = {
     "ddp": ("data parallel, AdamW", "middle left"),
     "diloco": ("DiLoCo", "middle left"),
@@ -37,7 +37,7 @@ ARMS = {
     "sparse_muloco 1/64": ("1/64", "middle left"),
     "sparse_muloco 1/128": ("1/128", "middle left"),
 }
-# And with more, where the same mark in another colour says what it is.
+# Arms to draw with more workers: the same mark in another colour tells them.
 LARGER_TEAMS = {
     8: ("diloco", "noloco", "sparseloco", "muloco", "muloco 1 bit", "sparse_muloco"),
     16: ("diloco", "sparseloco", "muloco", "muloco 1 bit", "sparse_muloco"),
@@ -103,14 +103,14 @@ def figure(rows: Mapping[str, Any]) -> Any:
 
 
 def moved_bytes(arm: str, row: Mapping[str, Any]) -> int:
-    """Up + down through a store; of data parallelism those of a 16-bit all-reduce."""
+    """Bytes up + down through a store; for data parallelism, those of a 16-bit all-reduce."""
     if arm.startswith("ddp"):
         return 2 * row["all_reduce_bytes_each_way"]
     return row["sent_bytes_per_worker"] + row["received_bytes_per_worker"]
 
 
 def is_muon(arm: str) -> bool:
-    """Whether Muon is inside.
+    """Whether the inner optimizer is Muon.
 
     >>> is_muon("sparse_muloco 1/8"), is_muon("sparseloco")
     (True, False)
@@ -129,7 +129,7 @@ def _loss(row: Mapping[str, Any]) -> float:
 
 
 def front_of(rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """The rows that no other one beats in loss with as few bytes, from few bytes to many.
+    """The rows that no other beats in loss with as few bytes, from few bytes to many.
 
     >>> def row(moved, loss): return {"moved_bytes": moved, "val_loss": {"mean": loss}}
     >>> [_loss(r) for r in front_of([row(2, 1.0), row(1, 2.0), row(3, 1.5)])]

@@ -3,8 +3,8 @@
 python benchmarks/many_workers.py OUT       resumable
 
 Whole sessions of tests/elastic_simulation.py, under a virtual clock, over a store in memory whose
-requests take 30 ms: five rounds with 30 to 33 s of training. With churn, so many of the workers are
-killed in each round, and as many new ones come. many_workers_real.py has real processes.
+requests take 30 ms: five rounds with 30 to 33 s of training. With churn, a share of the workers is
+killed in each round, and as many new ones come. many_workers_real.py uses real processes.
 """
 
 import gc
@@ -46,7 +46,7 @@ METRICS = WorkerMetrics(
 
 
 class CountedStore(VirtualStore):
-    """Counts what each worker asks for, by the number of the roll that is the newest then."""
+    """Counts each worker's requests by the number of the newest roll at that time."""
 
     roll = 0
 
@@ -61,10 +61,10 @@ class CountedStore(VirtualStore):
         counts = self.counts[self.roll][store]
         counts[what, area] += count
         counts[f"{what} bytes", area] += nbytes
-        # A newcomer may report for a roll that was written before it came.
+        # A newcomer may report for a roll written before it came.
         if (what, area) == ("put", "call") and int(number) > self.roll:
             self.awaits[store] = number
-        # Only where it waits for that roll: those that heal read it later.
+        # Only if the worker waits for that roll: workers that heal read it later.
         if self.awaits.get(store) == number:
             self.last_s[f"{what} {area}", number] = self._loop.time()
             if (what, area) == ("get", "roll"):
@@ -76,7 +76,7 @@ class CountedStore(VirtualStore):
         self.roll = max(self.roll, int(key[-8:])) if "/roll/" in key else self.roll
 
     async def get_range_async(self, store: Any, key: str, **options: Any) -> bytes:
-        self._note(store, "ask", key)  # for an object that may not be there yet
+        self._note(store, "ask", key)  # the object may not exist yet
         found = await super().get_range_async(store, key, **options)
         self._note(store, "get", key, len(found))
         return found
@@ -92,10 +92,10 @@ class CountedStore(VirtualStore):
 
 
 def simulated(kind: str, workers: int, churn: float) -> dict[str, Any]:
-    """One run; what its rounds asked of the store."""
+    """One run, and the requests of its rounds to the store."""
     random, victims = Random(workers), round(churn * workers + 0.4)
     dead = random.sample(range(workers), victims * ROUNDS)
-    # With a dead worker in each round, the others wait for it.
+    # In each round the others wait for a dead worker.
     round_s = TRAIN_S + 1.4 * FLOOR_S
     at_s = [5.0 + (n // victims + random.random()) * round_s for n in range(len(dead))]
     killed = [
@@ -121,7 +121,7 @@ def simulated(kind: str, workers: int, churn: float) -> dict[str, Any]:
 
 
 def told(store: CountedStore, rolls: Sequence[View]) -> dict[str, Any]:
-    """What a round asked of the store, from the third roll on, until training ended."""
+    """Requests of a round to the store, from the third roll until training ended."""
     numbers = range(3, next(n.number for n in rolls if n.number > 2 and n.phase != "round"))
     versions, last_s = [roll.position.version for roll in rolls], store.last_s
     every = [of for n in numbers for of in store.counts[n].values()]

@@ -2,11 +2,11 @@
 
 python benchmarks/many_workers_real.py OUT       resumable
 
-Processes that are forked once torch is imported, so that many fit into memory, train for six rounds
-over `thinwire hub` (SeaweedFS, TLS, sealed payloads) on the same machine: 65 numbers by gather, or
-266,240 by reduce-scatter. Where workers die, a tenth of them are killed in the third round and as
-many in the fifth, once they have sent their shards and before they send the shard that they own.
-Where none dies, bytes of messages are those of the plan; all digests are equal, or the run fails.
+Processes are forked after torch is imported, so that many fit into memory. They train for six
+rounds over `thinwire hub` (SeaweedFS, TLS, sealed payloads) on the same machine: 65 numbers by
+gather, or 266,240 by reduce-scatter. If workers die, a tenth is killed in the third round and as
+many in the fifth, after they sent their shards and before they send the shard that they own. The
+run fails unless all digests are equal and, if none dies, bytes of messages match the plan.
 """
 
 import json
@@ -57,7 +57,7 @@ def model(exchange: str) -> torch.nn.Module:
 
 
 def doomed(connection: Any, last: int) -> None:
-    """Kill this process in its exchange of that number, once shards were exchanged."""
+    """Kill this process in exchange number `last`, once shards were exchanged."""
     run, numbers = connection.run, count(1)
 
     def dying(posts: Any, tag: Any) -> Any:
@@ -72,7 +72,7 @@ def doomed(connection: Any, last: int) -> None:
 
 
 def work(address: str, name: str, exchange: str, least: int, last: int, results: Any) -> None:
-    """One of `least` workers or more, to the end, or to exchange `last` if that is not 0."""
+    """One of at least `least` workers, to the end, or to exchange `last` if that is not 0."""
     torch.set_num_threads(1)
     net, described, marks = model(exchange), method(exchange), list[Any]()
     optimizer = described.inner.build(net)
@@ -109,12 +109,12 @@ def work(address: str, name: str, exchange: str, least: int, last: int, results:
 
 
 def measured(address: str, exchange: str, workers: int, *, die: bool) -> dict[str, Any]:
-    """One run; what its rounds took and asked of the store, from the second to the last."""
+    """One run; time and requests of its rounds, from the second to the last."""
     context = multiprocessing.get_context("fork")
     results, running = context.SimpleQueue(), list[Any]()
-    # torch imports for seconds with the first optimizer: once, and not in every process.
+    # The first optimizer makes torch import for seconds: do it here, once for all processes.
     method(exchange).inner.build(model(exchange))
-    # Every fifth: in turns, a victim of the one round and of the other.
+    # Every fifth worker dies, alternately in one round and in the other.
     lasts = {n: FATAL[n % 10 // 5] for n in range(workers) if die and n % 5 == 3}
     least = workers - len(lasts)
     began_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""What a worker sends and receives, beside an all-reduce of 16-bit gradients at every step."""
+"""Bytes of a worker, compared with an all-reduce of 16-bit gradients at every step."""
 
 from typing import Any
 

@@ -4,9 +4,9 @@ python benchmarks/muloco_wall_clock.py OUT.json       seconds on one core
 
 Published: arXiv 2505.23725, hours of training over links of 10 and 6400 Gbit/s.
 
-Reading: a step takes 1.0 s whatever the batch; all parameters are exchanged once in 16 bits,
-without overlap and without the factor of 2 of a ring; after every step for data parallelism and for
-K = 1 (inside of the one worker), after every 30 for K = 16; 304.6 billion tokens.
+Our reading: a step takes 1.0 s whatever the batch; all parameters are exchanged once in 16 bits,
+without overlap and without a ring's factor of 2, after every step for data parallelism and for
+K = 1 (within that worker), and after every 30 for K = 16; 304.6 billion tokens.
 """
 
 import json
@@ -60,7 +60,7 @@ def row(gbit_per_s: int, method: str, published_h: float) -> dict[str, Any]:
 
 
 def once_over_the_link(sync_every: int) -> Traffic:
-    """One message without a header, which between two workers crosses the link once."""
+    """One message without a header, which crosses the link between two workers once."""
     message = MessageSpec(
         offset=0,
         first=sync_every,

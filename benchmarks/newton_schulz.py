@@ -1,9 +1,9 @@
-"""The loss of Muon's iterations, by how many matrix products they take.
+"""The loss with each of Muon's iterations, by the number of matrix products.
 
     python benchmarks/newton_schulz.py OUT [--steps 400] [--seeds 0,1,2]    a minute a run
 
-Every row is the laptop recipe's MuLoCo with four workers and another iteration in the inner
-Muon, with the learning rates that were tuned for the first.
+Every row is the laptop recipe's MuLoCo with four workers and another iteration in the inner Muon,
+at the learning rates that were tuned for the first.
 """
 
 import argparse
@@ -31,7 +31,7 @@ ITERATIONS: Mapping[str, NewtonSchulz] = {
 
 
 def configuration(name: str, *, seed: int, steps: int) -> TrainConfig:
-    """Of one run."""
+    """The configuration of one run."""
     config = laptop("muloco")
     muon: Any = config.method.inner
     inner = dataclasses.replace(muon, iteration=ITERATIONS[name])
@@ -47,7 +47,7 @@ def configuration(name: str, *, seed: int, steps: int) -> TrainConfig:
 
 
 def measure(out: Path, *, seeds: Sequence[int], steps: int) -> list[dict[str, Any]]:
-    """A row for each iteration; runs that are in `out` already are kept."""
+    """A row for each iteration; keeps runs that are already in `out`."""
     rows: list[dict[str, Any]] = []
     for name, iteration in ITERATIONS.items():
         folder = "".join(c if c.isalnum() else "-" for c in name)

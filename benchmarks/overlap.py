@@ -3,12 +3,12 @@
     python benchmarks/overlap.py OUT [--methods 'diloco;...']   root on Linux; half a minute a run
 
 Two workers, a process with one thread each, train the laptop recipe over tools/wan.py: TCP between
-two network namespaces at a few Mbit/s. For each rate there is one link, and on it the methods train
-one after the other. Waiting is what worker 0 spent in `Round.wait`, the other worker's lateness
-included; its share is of the seconds spent training, without start, evaluation and saving.
+two network namespaces at a few Mbit/s. Each rate has one link, on which the methods train one after
+the other. Waiting is the time worker 0 spent in `Round.wait`, including the other worker's
+lateness, as a share of training time without start, evaluation and saving.
 
-The link's packets are moved by the processor that also trains: with two cores, a busy link slows
-the steps a little, for all methods alike.
+The processor that trains also moves the link's packets: with two cores, a busy link slows the steps
+a little, for all methods alike.
 """
 
 import argparse
@@ -33,9 +33,9 @@ from thinwire.train.recipes import laptop
 
 HERE = Path(__file__).resolve()
 RATES_MBIT, DELAY_MS, WORKERS, STEPS = (20.0, 14.0, 10.0), 20.0, 2, 400
-# Room for a payload: where TCP overruns the queue, an exchange now and then takes twice as long.
+# Room for a payload: if TCP overruns the queue, an exchange now and then takes twice as long.
 QUEUE_S = 1.0
-# Streaming: after TAU steps the mean is mixed in, ALPHA of it being the worker's own weights.
+# Streaming: the mean is mixed in after TAU steps; ALPHA is the share of the worker's own weights.
 TAU, ALPHA = 5, 0.5
 
 
@@ -44,7 +44,7 @@ def diloco() -> Method:
 
 
 def streaming(codec: Codec) -> Method:
-    """The laptop recipe's, a layer at a time."""
+    """The laptop recipe's streaming method, a layer at a time."""
     late = thinwire.Delay(tau=TAU, mixing=ALPHA)
     return dataclasses.replace(laptop("streaming_diloco").method, codec=codec, overlap=late)
 
@@ -57,7 +57,7 @@ METHODS: Mapping[str, Callable[[], Method]] = {
 
 
 def recipe(name: str) -> TrainConfig:
-    """What `thinwire train --recipe benchmarks/overlap.py:recipe --method NAME` trains."""
+    """The run of `thinwire train --recipe benchmarks/overlap.py:recipe --method NAME`."""
     return dataclasses.replace(
         laptop("diloco"),
         method=dataclasses.replace(METHODS[name](), name=name),
@@ -107,14 +107,14 @@ def open_link(rate_mbit: float) -> Any:
 
 
 def one(link: Any, name: str, out: Path, steps: int) -> dict[str, Any]:
-    """Train with one method over the link; what its worker 0 found."""
+    """Train with one method over the link; returns what worker 0 measured."""
     folder = out / name.replace(", ", "-")
     command = [
         *(sys.executable, "-m", "thinwire", "train"),
         *("--recipe", f"{HERE}:recipe", "--method", name),
         *("--steps", str(steps), "--out", str(folder)),
     ]
-    # Nodes have no names, of which torch would warn at every connection.
+    # Nodes have no host names, and torch would warn about that at every connection.
     env = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     options = {"stdout": subprocess.DEVNULL, "env": env}
     workers = [link.popen(node, command, **options) for node in range(WORKERS)]

@@ -1,6 +1,6 @@
-"""Figures for documents: a plotly figure, laid out and written as a PNG by a headless Chromium.
+"""Figures for documents: a headless Chromium lays out a plotly figure and writes it as a PNG.
 
-Needs plotly (the extra `dev`) and a program called chromium (Debian's package has it).
+Needs plotly (the extra `dev`) and a program called chromium, as in Debian's package.
 """
 
 import shutil
@@ -13,7 +13,7 @@ COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#57606a")
 
 
 def write_picture(figure: Any, file: Path, *, width: int = 960, height: int = 460) -> None:
-    """Write `figure` to `file`, two dots a pixel."""
+    """Write `figure` to `file`, with two dots per pixel."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         raise SystemExit("cannot draw; because there is no chromium; do: apt install chromium")

@@ -1,17 +1,17 @@
-"""What `thinwire plan --from RUN` predicts for other links, against runs over these links.
+"""Predictions of `thinwire plan --from RUN` for other links, against runs over these links.
 
     python benchmarks/plan_check.py OUT     root on Linux; a quarter of an hour
 
 Two workers, a process with one thread each, train the laptop model over tools/wan.py: TCP between
-two network namespaces. Each method is calibrated once, on a link without limits, and from that and
-the numbers of the other links its time on them is predicted. Measured is what worker 0 spent in
-inner and outer steps; utilisation is its share in inner steps.
+two network namespaces. Each method is calibrated once, on a link without limits; its time on the
+other links is predicted from that and from their numbers. Measured is the time worker 0 spent in
+inner and outer steps; utilisation is the share of inner steps.
 
-Whatever else the machine does makes steps slower, which no plan can foresee. So a run waits until
-the machine is quiet, and is repeated where worker 0 stood in the processor's queue for long. The
-one in which it stood there for the shortest share of the time counts. Runs are chosen by that
-number only, and the result has the seconds of all of them. Repeated with the same OUT, it goes on
-with the links and methods that had no undisturbed run.
+Other load on the machine slows steps, which no plan can foresee. So a run waits until the machine
+is quiet, and is repeated if worker 0 queued for the processor for long. The run that queued for the
+shortest share of the time counts. Runs are chosen by that number only, and the result has the
+seconds of all of them. Repeated with the same OUT, it continues with the links and methods that had
+no undisturbed run.
 """
 
 import argparse
@@ -42,9 +42,9 @@ from thinwire.train.trainer import train
 HERE = Path(__file__).resolve()
 WORKERS, STEPS, DELAY_S = 2, 180, 0.02
 RATES_MBIT = (10.0, 3.0, 1.0)
-# More than the hub can move, so that it is the limit for as short as it can.
+# More than the hub can move, so that the line is never the limit.
 UNLIMITED_MBIT = 10_000.0
-# Room for a payload: where TCP overruns the queue, an exchange now and then takes twice as long.
+# Room for a payload: if TCP overruns the queue, an exchange now and then takes twice as long.
 QUEUE_S = 2.0
 # Shares of time for which worker 0, and any process of the machine, may wait for a processor.
 QUEUED_SHARE, QUIET_PERCENT, PATIENCE_S = 0.1, 15.0, 60.0
@@ -86,8 +86,8 @@ def recipe(name: str, *, log_steps: int) -> TrainConfig:
 
 
 def work(out: Path, attempts: int, log_steps: int) -> None:
-    """Train with every method, as the worker that the environment says, until once undisturbed."""
-    # Read by all workers before any of them trains, and so alike.
+    """Train with every method until a run is undisturbed, as the worker the environment names."""
+    # All workers read this before any of them trains, so that they agree.
     first = {
         name: len(begun(out, name))
         for name in METHODS
@@ -96,7 +96,7 @@ def work(out: Path, attempts: int, log_steps: int) -> None:
     for name, begin in first.items():
         for attempt in range(begin, begin + attempts):
             folder = folder_of(out, name, attempt)
-            # That of the run before may not be free again yet.
+            # The last run's port may not be free yet.
             os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
             if os.environ["RANK"] == "0":
                 wait_for_quiet()
@@ -109,24 +109,24 @@ def work(out: Path, attempts: int, log_steps: int) -> None:
 
 
 def wait_for_quiet() -> None:
-    """Until others want little of the processor, or have wanted more for too long."""
+    """Wait until other load is low, or until it has been high for too long."""
     until_s = time.monotonic() + PATIENCE_S
     while pressure() > QUIET_PERCENT and time.monotonic() < until_s:
         time.sleep(1)
 
 
 def pressure() -> float:
-    """Percent of the last ten seconds in which any process waited for a processor."""
+    """Percentage of the last ten seconds in which any process waited for a processor."""
     return float(Path("/proc/pressure/cpu").read_text().split()[1].partition("=")[2])
 
 
 def queued_s() -> float:
-    """Seconds that this thread was ready to run and did not, for others had the processor."""
+    """Seconds for which this thread was ready to run while others had the processor."""
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
 def queued_share(folder: Path) -> float:
-    """Of the seconds that worker 0 trained, once it has written them down."""
+    """Share of its training time that worker 0 queued, once it has written its summary."""
     while not (folder / "queued.json").exists():
         time.sleep(0.1)
     measured = calibrate(folder, step_s=1.0).measured
@@ -138,12 +138,12 @@ def folder_of(out: Path, name: str, attempt: int) -> Path:
 
 
 def begun(out: Path, name: str) -> list[Path]:
-    """All runs of a method over one link, also those that were interrupted."""
+    """All runs of a method over one link, including interrupted ones."""
     return sorted(out.glob(f"{folder_of(out, name, 0).name[:-1]}*"))
 
 
 def runs(out: Path, name: str) -> list[Path]:
-    """Those that came to their end."""
+    """The runs that reached their end."""
     return [run for run in begun(out, name) if (run / "queued.json").exists()]
 
 
@@ -204,7 +204,7 @@ def measure(out: Path, rate_mbit: float, delay_s: float, log_steps: int, attempt
     wan = importlib.import_module("wan")
     command = [sys.executable, str(HERE), str(out), "--worker"]
     command += ["--attempts", str(attempts), "--log-steps", str(log_steps)]
-    # Nodes have no names, of which torch would warn at every connection.
+    # Nodes have no host names, and torch would warn about that at every connection.
     env = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     line = {"rate_bps": rate_mbit * 1e6, "delay_s": delay_s, "queue_s": QUEUE_S}
     with wan.Link(nodes=WORKERS, **line) as link:
@@ -217,12 +217,12 @@ def measure(out: Path, rate_mbit: float, delay_s: float, log_steps: int, attempt
 
 
 def quietest(out: Path, name: str) -> Path:
-    """The run that waited least for the processor."""
+    """The run that waited for the processor the least."""
     return min(runs(out, name), key=queued_share)
 
 
 def lateness(folder: Path) -> float:
-    """Median wait for an exchange on a link without limits: what workers and sending add to it."""
+    """Median wait for an exchange on a link without limits, which workers and sending cause."""
     spans = pairwise((r.wait_s, r.rounds or 0.0) for r in read_finished(folder).records)
     waits = [((b[0] - a[0]), b[1] - a[1]) for a, b in spans]
     return median([wait_s / rounds for wait_s, rounds in waits if rounds] or [0.0])
@@ -231,11 +231,11 @@ def lateness(folder: Path) -> float:
 def compare(
     job: Calibration, late_s: float, out: Path, name: str, rate_mbit: float
 ) -> dict[str, Any]:
-    """A prediction, and what it is held against."""
+    """A prediction, and the measurement to compare it with."""
     folder, link = quietest(out, name), Link.of(rate_mbit * 1e6, latency_s=DELAY_S)
     predicted = simulate(job.scenario(link, late_s=late_s), steps=STEPS)
     measured = calibrate(folder, step_s=1.0).measured
-    # What remains of the error if the steps of this very run had been known.
+    # The error that would remain if the step time of this very run had been known.
     own = dataclasses.replace(job.job.compute, step_s=measured.inner_s / STEPS)
     timed = dataclasses.replace(job.scenario(link, late_s=late_s), compute=own)
     known = simulate(timed, steps=STEPS)

@@ -3,16 +3,15 @@
 python benchmarks/scaling.py OUT       simulated; seconds on one core; OUT gets pictures
 
 A model of a billion parameters in 24 layers, 30 inner steps of 1 s a round, links of 1 Gbit/s and
-30 ms. A method's messages are those that a run would send. In pairs two workers exchange their
-payloads, of the bytes of a gather, and wait for no third; what that costs in loss is not in these
-figures.
+30 ms. Messages are those that a run would send. In pairs, two workers exchange payloads as large as
+a gather's and wait for no third; what that costs in loss is not in these figures.
 
-Work is K times the utilisation: how many undisturbed workers the K are worth. Twice the workers pay
-as long as they do at least 1.5 times the work.
+Work is K times the utilisation: how many undisturbed workers the K are worth. Doubling the workers
+pays as long as they do at least 1.5 times the work.
 
 With stragglers, steps vary by 10 % (log-normal), and in every round one worker in a hundred is
-three times as slow. Means of three seeds, 20 rounds each. Where 19 of 20 are waited for, the others
-give up the rest of their round and go on with the rest.
+three times as slow. Means of three seeds, 20 rounds each. If a round waits for 19 of 20 workers,
+the others give up the rest of their steps and join the next round.
 """
 
 import dataclasses
@@ -50,10 +49,10 @@ PAYS = 1.5
 
 
 class Mesh(Ring):
-    """Every worker sends straight to every other one: a gather, too, waits for one latency."""
+    """Every worker sends directly to every other, so that a gather also takes a single latency."""
 
     def gather(self, nbytes: float, workers: int, link: Link) -> TransferTime:
-        """All K - 1 copies leave one after the other; latencies pass together."""
+        """All K - 1 copies leave one after the other; their latencies overlap."""
         return self.scatter(nbytes, workers, link)
 
 
@@ -103,7 +102,7 @@ EXCHANGES: Mapping[str, Callable[[str, int], Traffic]] = {
 
 
 def utilisation(sent: Traffic, topology: Topology = RING) -> tuple[float, str]:
-    """How much of their time workers train that are alike, and what they wait for."""
+    """The share of time that equal workers train, and what they wait for."""
     scenario = scenario_of(sent, topology)
     return steady_utilisation(scenario), simulate(scenario, steps=4 * EVERY).limit()
 
@@ -116,7 +115,7 @@ def scenario_of(sent: Traffic, topology: Topology = RING) -> Scenario:
 
 
 def utilisation_of_stragglers(sent: Traffic, *, waited_for: float) -> tuple[float, str]:
-    """The same for workers that are slow at random, where exchanges wait for a share of them."""
+    """The same for randomly slow workers, where exchanges wait for a share of them."""
     runs = [Stragglers(sent, waited_for=waited_for, seed=seed) for seed in SEEDS]
     for run in runs:
         run.train()
@@ -127,9 +126,9 @@ class Stragglers:
     """A run with a clock for each worker, of a method that sends one message a round.
 
     Args:
-        sent: of the method.
-        waited_for: share of the workers that an exchange waits for; in pairs all wait.
-        seed: of slowness, and of pairs.
+        sent: messages of the method.
+        waited_for: share of the workers that an exchange waits for; in pairs both wait.
+        seed: seed of slowness and of pairs.
     """
 
     def __init__(self, sent: Traffic, *, waited_for: float, seed: int) -> None:
@@ -161,9 +160,9 @@ class Stragglers:
         return iter(STEP_S * (np.exp(exponents) * np.where(slow, SLOWDOWN, 1.0)))
 
     def meet(self, last_s: NDArray[np.float64]) -> tuple[Any, Any]:
-        """When enough workers are ready, and when their answer is there."""
+        """When enough workers are ready, and when their answer arrives."""
         met_s = float(np.partition(self.now_s, self.quorum - 1)[self.quorum - 1])
-        # The others leave the rest of their round undone.
+        # The others give up the rest of their round.
         late_s = np.maximum(self.now_s - met_s, 0.0)
         self.now_s = np.minimum(self.now_s, met_s)
         self.compute_s -= float(late_s.sum())
@@ -172,7 +171,7 @@ class Stragglers:
         return met_s, self.free_s + self.transfer.lag_s
 
     def meet_in_pairs(self) -> tuple[Any, Any]:
-        """When both workers of each pair are ready, and when they have each other's message."""
+        """When both workers of each pair are ready, and when each has the other's message."""
         order, half = self.partners.permutation(self.workers), self.workers // 2
         partner = np.arange(self.workers)
         partner[order[:half]], partner[order[half:]] = order[half:], order[:half]
@@ -192,12 +191,12 @@ class Stragglers:
 
     @property
     def worth(self) -> float:
-        """Work over that of undisturbed workers; a slow worker's longer steps are no more work."""
+        """Work relative to undisturbed workers; a slow worker's longer steps are not more work."""
         return self.worker_steps * STEP_S / (self.workers * float(self.now_s.max()))
 
     @property
     def limit(self) -> str:
-        """What most of the time is lost to."""
+        """The cause that most of the time is lost to."""
         if self.compute_s / (self.compute_s + sum(self.lost_s.values())) >= 0.99:
             return "compute"
         return max(self.lost_s, key=lambda reason: self.lost_s[reason])

@@ -1,4 +1,4 @@
-"""On what a result was measured, and how runs become one: so that a result can be doubted."""
+"""The machine behind a result, and the format of results, so that readers can doubt a result."""
 
 import importlib.metadata
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-# Not needed to tell one run from another, and different at every repetition.
+# Left out: these do not identify a run, and differ at every repetition.
 _TIMES = ("wall_s", "tokens_per_s", "wait_s", "versions")
 
 
@@ -27,14 +27,14 @@ def setting() -> dict[str, Any]:
 
 
 def kind_of_machine() -> str:
-    """What runs share whose losses are equal to the last digit: torch, and a model of processor.
+    """The machine's kind, torch and processor model: within it losses agree to the last digit.
 
-    The widest vectors alone do not tell: with the same AVX512, processors differ in bf16 products.
+    Vector width alone is not enough: processors with the same AVX512 differ in bf16 products.
     """
     info = Path("/proc/cpuinfo")
     known = re.findall(r"^(?:cpu family|model)\s*: (.*)$", info.read_text(), re.M)[:2]
     processor = [platform.machine(), *known] if info.exists() else [platform.processor()]
-    if torch.cuda.is_available():  # runs are there by themselves
+    if torch.cuda.is_available():  # runs use it if there is one
         processor = [torch.cuda.get_device_name()]
     return f"torch {importlib.metadata.version('torch')}, {' '.join(processor)}"
 
@@ -42,7 +42,7 @@ def kind_of_machine() -> str:
 def write_runs(
     script: str, what: str, runs: Mapping[str, Sequence[Mapping[str, Any]]], **findings: Any
 ) -> None:
-    """Write results/NAME.json of `script`, a file of this folder: what was found in which runs."""
+    """Write the findings and runs of `script`, a file of this folder, to results/NAME.json."""
     path = Path(script)
     result = {
         "what": what,

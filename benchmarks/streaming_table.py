@@ -5,12 +5,12 @@ python benchmarks/streaming_table.py OUT.json       seconds on one core
 Published: arXiv 2501.18512, Table 4: Gbit/s that a compute utilisation of 50 to 99 % needs, for
 models of 1, 10 and 100 billion parameters.
 
-Reading: each layer travels by itself, sent when its backward is done and needed when its forward
-begins; a third of a step is forward. Strided fragments of 3, H = 100, tau = 1 with overlap, a
-payload that crosses the link once in 16 bits (or 4) and no latency. All printed values lie on a
-grid of 50 points from 0.1 to 1000; printed is the point just below the first one that reaches the
-target. Utilisation is that of the long run: the paper does not say over how many steps it was
-counted, and from the first step on, of which the first exchange is 100 away, fewer cells agree.
+Our reading: each layer travels by itself, sent when its backward is done and needed when its
+forward begins; a third of a step is forward. Strided fragments of 3, H = 100, tau = 1 with overlap,
+a payload that crosses the link once in 16 bits (or 4) and no latency. All printed values lie on a
+grid of 50 points from 0.1 to 1000; the printed one is just below the first that reaches the target.
+Utilisation is that of the long run: the paper does not say over how many steps it counts, and fewer
+cells agree if counted from the first step, 100 steps before the first exchange.
 """
 
 import json
@@ -67,11 +67,11 @@ class Piece:
     """A layer of a fragment; places are shares of an inner step, forward first.
 
     Args:
-        offset: it is due when (t - offset) mod H = 0.
-        first: the first inner step after which it may be due.
-        nbytes: of it.
-        ready_at: place at which it is sent.
-        needed_at: place of step t + 1 + tau at which its answer must be there.
+        offset: the layer is due when (t - offset) mod H = 0.
+        first: the first inner step after which the layer may be due.
+        nbytes: size of the layer.
+        ready_at: place in the step at which the layer is sent.
+        needed_at: place in step t + 1 + tau at which the answer must have arrived.
     """
 
     offset: int
@@ -83,10 +83,10 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Streams:
-    """What travels when, layer by layer.
+    """The schedule of messages, layer by layer.
 
     Args:
-        pieces: in the order in which they are ready.
+        pieces: layers, in the order in which they are ready.
         sync_every: H.
         tau: inner steps that an answer may take.
     """
@@ -129,7 +129,7 @@ class Streams:
         return cls(pieces=pieces, sync_every=sync_every, tau=tau)
 
     def round_ends(self, rounds: int, *, step_s: float, rate: float) -> list[float]:
-        """Seconds after every H-th of the inner steps of so many rounds, at `rate` bit/s."""
+        """Seconds after every H-th inner step of that many rounds, at `rate` bit/s."""
         now_s = free_s = 0.0
         idle, ends = 0, list[float]()
         due_at: dict[int, list[Piece]] = defaultdict(list)
@@ -158,7 +158,7 @@ class Streams:
         return ends
 
     def utilisation(self, *, step_s: float, rate: float) -> float:
-        """Share of the time in which inner steps are computed, in the long run."""
+        """Long-run share of the time that goes into inner steps."""
         computed_s = self.sync_every * step_s
         held_s = sum(8 * piece.nbytes / rate for piece in self.pieces)
         round_s = steady_round_s(
@@ -180,7 +180,7 @@ def streams(method: str, parameters: int, layers: int) -> Streams:
 
 
 def grid_reading(required: float) -> float:
-    """How the paper prints `required`: the grid point below the first one that reaches it."""
+    """`required` as the paper prints it: the grid point below the first that reaches it."""
     for below, point in zip((GRID[0], *GRID), GRID, strict=False):
         if point >= required:
             return below
@@ -205,7 +205,7 @@ def cell(model: str, method: str, target: float, published: float) -> dict[str, 
 
 
 def place(gbit_per_s: float) -> int:
-    """On the grid; published figures are rounded to one decimal."""
+    """Index on the grid; published figures are rounded to one decimal."""
     return min(range(len(GRID)), key=lambda point: abs(math.log(GRID[point] / gbit_per_s)))
 
 

@@ -3,11 +3,11 @@
 python benchmarks/trust.py OUT            one core, 25 minutes; repeat it to go on
 python benchmarks/trust.py OUT --steps 20 --cost-steps 20 --seeds 0       all code in two minutes
 
-The laptop recipe's DiLoCo, cut short: K = 4, 12 rounds of 10 inner steps, three seeds. The
-last worker trains as the others do and sends something else: what it does is a part of the
-exchange (`OneDishonest`), so that it is encoded, sealed, checked and combined as any contribution
-is. Workers share one core. What trimming costs among honest workers is measured over all
-of the recipe's steps, too; the other rules change no bit there.
+The laptop recipe's DiLoCo, cut short: K = 4, 12 rounds of 10 inner steps, three seeds. The last
+worker trains like the others but sends something else. Its dishonesty is a part of the exchange
+(`OneDishonest`), so that its contribution is encoded, sealed, checked and combined like any other.
+Workers share one core. The cost of trimming among honest workers is also measured over all of the
+recipe's steps; there the other rules change no bit.
 """
 
 import argparse
@@ -50,7 +50,7 @@ PROTECTIONS: Mapping[str, Aggregate] = {
 
 @dataclass
 class Seen:
-    """What the dishonest member knows besides its own contribution of this round."""
+    """What the dishonest member knows besides its own contribution in this round."""
 
     draws: torch.Generator
     before: Tensor | None = None
@@ -95,7 +95,7 @@ class OneDishonest(Gather):
     def bind(self, context: ExchangeContext) -> ExchangeState:
         if context.rank == context.workers - 1:
             behave = BEHAVIOURS[self.behaviour]
-            # It would not refuse itself what is not finite.
+            # It would not refuse its own non-finite numbers.
             context = dataclasses.replace(context, refuses_own=False)
             return changed(Gather.bind(self, context), lambda own: behave(own, self.seen))
         state = Gather.bind(self, context)
@@ -134,7 +134,7 @@ def config_of(behaviour: str, protection: str, *, seed: int, steps: int) -> Trai
 
 
 def train(config: TrainConfig) -> dict[str, Any]:
-    """The validation loss at the end, None if the run did not get there, and what was done."""
+    """The final validation loss, None if the run did not get there, and what aggregates did."""
     started_s, data = time.process_time(), config.data.load()
     group = assemble(config, data)
     loss: float | None = None
@@ -172,7 +172,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    # One core: workers of one thread encode in the order of their ranks, and can be copied.
+    # On one core, workers of one thread encode in rank order, so that one can copy another.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-1:])
     torch.set_num_threads(1)
     found: dict[str, dict[str, list[Any]]] = {}
@@ -223,7 +223,7 @@ def write(found: Mapping[str, Mapping[str, list[Any]]], *, steps: int, seeds: li
 
 
 def loss_of(losses: Sequence[float | None]) -> dict[str, Any]:
-    """Mean and standard error over the seeds; no mean where a run did not get to its end."""
+    """Mean and standard error over the seeds; no mean if a run did not reach its end."""
     known = [loss for loss in losses if loss is not None]
     is_whole = len(known) == len(losses)
     spread = statistics.stdev(known) / len(known) ** 0.5 if is_whole and len(known) > 1 else None

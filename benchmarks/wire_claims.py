@@ -1,13 +1,13 @@
-"""Loss against bytes: what each way of sending less costs, over 1,600 steps and three seeds.
+"""Loss against bytes: the cost of each way of sending less, over 1,600 steps and three seeds.
 
 python benchmarks/wire_claims.py OUT       resumable; about two minutes a run on two cores
 
 Model, data and batch are the laptop recipe's, K=4, with a warm-up of 40 steps. The uncompressed
-methods were tuned at this length over two to four inner rates; the compressed ones inherit their
-settings, and SparseLoCo, which wants a higher rate, had three. Few rounds of one bit alone have a
-search of their own (claim_tuning.py). Arms that decide nothing have one seed, and the two of which
-three seeds did not tell which is lower have six. `wire_claims.py OUT ARM ARM` runs these alone and
-keeps the other rows, and of these the seeds that are there, if some are missing.
+methods were tuned at this length over two to four inner rates. The compressed ones inherit their
+settings; SparseLoCo, which needs a higher rate, had three. Only arms with few rounds of one bit
+have a search of their own (claim_tuning.py). Arms that decide nothing have one seed, and two arms
+that three seeds could not rank have six. `wire_claims.py OUT ARM ARM` runs only these arms, keeps
+the rows of all others, and keeps existing seeds if some are missing.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ FRONT = {
     "muloco, 1 bit, H=200, own settings": (200, 1),
     "muloco, 1 bit, head 2 bit, H=200, own settings": (200, 2),
 }
-"""H and bits of the output head."""
+"""Arms by H and the bits of the output head."""
 TUNING = Path(__file__).parent / "results" / "wire-claims-tuning.json"
 
 
@@ -61,7 +61,7 @@ def with_muon(config: TrainConfig) -> TrainConfig:
 
 
 def with_interval(config: TrainConfig, every: int) -> TrainConfig:
-    """`config` with another H, and what it has of a smaller one otherwise."""
+    """`config` with another H; everything else stays as it was tuned at a smaller one."""
     return dataclasses.replace(config, method=dataclasses.replace(config.method, sync_every=every))
 
 
@@ -91,7 +91,7 @@ def arms() -> dict[str, tuple[TrainConfig, tuple[int, ...]]]:
 
 
 def front() -> dict[str, TrainConfig]:
-    """Few rounds of one bit, as their search begins: without feedback, and longer outer steps."""
+    """Few rounds of one bit, where their search begins: no feedback, and longer outer steps."""
     found = dict[str, TrainConfig]()
     for name, (every, head) in FRONT.items():
         codec = Quantise(bits=1)
@@ -105,7 +105,7 @@ def front() -> dict[str, TrainConfig]:
 
 
 def chosen() -> dict[str, Any]:
-    """What the search found so far, by arm."""
+    """Results of the search so far, by arm."""
     return json.loads(TUNING.read_text())["rows"] if TUNING.is_file() else {}
 
 
@@ -129,7 +129,7 @@ def search_missing(out: Path, only: list[str]) -> None:
 
 
 def over_workers() -> dict[str, tuple[TrainConfig, tuple[int, ...]]]:
-    """The sparse arms as they were before the presets divided by senders, at their best rates."""
+    """The sparse arms as they were before presets divided by senders, at their best rates."""
     rates = {"sparse_muloco": 5e-3, "sparseloco": 1.6e-2}
     kept = (("sparse_muloco", 128), ("sparseloco", 128), ("sparseloco", 64), ("sparseloco", 32))
     found: dict[str, tuple[TrainConfig, tuple[int, ...]]] = {}
@@ -194,7 +194,7 @@ def rows_of(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
 
 
 def row(run: dict[str, Any], own: dict[int, float], losses: dict[str, dict[int, float]]) -> Any:
-    """What tables have of an arm: losses, beside both baselines, and bytes."""
+    """An arm's row in tables: losses, differences to both baselines, and bytes."""
     minus = {base: paired_difference(own, losses[base]) for base in BASELINES}
     size = {each: run[each] for each in ("workers", "parameters", "steps")}
     return {
@@ -205,9 +205,9 @@ def row(run: dict[str, Any], own: dict[int, float], losses: dict[str, dict[int, 
 
 
 def cells(name: str, row: Mapping[str, Any], *, baselines: bool) -> str:
-    """A row of the README's table, or with the differences to both baselines.
+    """A row of the README's table, or one with the differences to both baselines.
 
-    Data parallelism stands there with the all-reduce that others are compared with: ours sent fp32.
+    Data parallelism is shown with the all-reduce that others are compared with; ours sent fp32.
     """
     losses = [row["val_loss"], *(row[f"minus_{base}"] for base in BASELINES if baselines)]
     found = [Estimate(**loss).text("+.3f" if n else ".3f") for n, loss in enumerate(losses)]

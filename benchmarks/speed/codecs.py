@@ -1,9 +1,9 @@
-"""What a codec costs beside the memory it must touch, and beside a loop over torch.topk.
+"""The cost of a codec, compared with the memory it must touch and a loop over torch.topk.
 
 encode    e = beta e + Delta; payload = encode(e); e = e - decode(payload)
 decode    zeros, then the mean of the payloads of R workers
 
-Floors, taken in turns with every repetition: for encoding one pass over three vectors that reads
+Floors, measured in turns with every repetition: for encoding one pass over three vectors that reads
 12 and writes 4 bytes a parameter (anchor, local and e in, e out); for decoding, writing 4 bytes.
 """
 
@@ -59,16 +59,16 @@ def codecs(
 ) -> Report:
     """Time every codec on a GPT-2 of 51,475,968 parameters, on one thread and on all.
 
-    Repetitions are rounds of error feedback, so the encoded vector is what feedback makes of it;
-    the workers' payloads are those of successive rounds. The naive baseline runs after every third
-    codec, so that all have seen the same machine.
+    Repetitions are rounds of error feedback, so the encoded vector includes what feedback added;
+    payloads of successive rounds stand for those of the workers. The naive baseline runs after
+    every third codec, so that all see the same machine.
 
     Args:
-        layout: of another model.
-        compared: codecs.
+        layout: layout of another model.
+        compared: codecs to compare.
         workers: R.
         repeats: most repetitions of each.
-        budget_s: seconds after which no further repetition begins; one there is always.
+        budget_s: seconds after which no further repetition begins; there is always one.
     """
     layout = layout or gpt2()
     delta = heavy_tailed(layout.numel, seed=0)
@@ -95,7 +95,7 @@ def codecs(
 
 
 class _Subject(NamedTuple):
-    """What is timed: a round's payload of a delta, the mean of payloads, and bytes of one."""
+    """The code to time: encoding a round's delta, the mean of payloads, and the bytes of one."""
 
     name: str
     encode: Callable[[Tensor], Any]
@@ -113,7 +113,7 @@ def _coded(codec: Codec, layout: Layout) -> _Subject:
         return payload
 
     def average(payloads: Sequence[Tensor]) -> Tensor:
-        # Into memory that is there: what fresh pages cost is the allocator's cost.
+        # Into existing memory, because the cost of fresh pages is the allocator's.
         coder.add_to(mean.zero_(), payloads, weight=1.0 / len(payloads))
         return coder.to_vector(mean)
 
@@ -156,7 +156,7 @@ def _naive(layout: Layout, *, chunked: bool) -> _Subject:
 
 
 class _Measurement:
-    """The repetitions of one subject; the first ones, which are not timed, count its memory."""
+    """The repetitions of one subject; the first, which are not timed, measure its memory."""
 
     def __init__(self, subject: _Subject, delta: Tensor, workers: int) -> None:
         self.name, self._subject, self._delta, self._workers = subject.name, subject, delta, workers
@@ -168,7 +168,7 @@ class _Measurement:
         self.decode_s: list[tuple[float, float]] = []
 
     def repeat(self, repeats: int, budget_s: float) -> None:
-        """Encode, then decode, each beside its floor, as often as the budget lets."""
+        """Encode, then decode, each next to its floor, as often as the budget allows."""
 
         def read_and_write() -> None:
             self._a.addcmul_(self._b, self._delta)
@@ -183,7 +183,7 @@ class _Measurement:
                     done.append((seconds(work), seconds(floor)))
 
     def describe(self, naive: "_Measurement", threads: int) -> dict[str, Any]:
-        """All repetitions, and what follows from them: medians per parameter and ratios."""
+        """All repetitions, with medians per parameter and ratios."""
         numel = self._delta.numel()
         message_nbytes = self._subject.nbytes(self._payloads[0]) + HEADER_NBYTES
         row: dict[str, Any] = {"name": self.name, "threads": threads}

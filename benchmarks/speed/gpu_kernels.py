@@ -1,11 +1,11 @@
-"""What a kernel makes of the memory's bandwidth: the bytes it must move, beside a copy.
+"""The memory bandwidth that a kernel reaches with the bytes it must move, next to a copy.
 
 encode    reads e and Delta and writes e, 12 bytes a number, and writes the records
-mean      of R workers: reads their records, reads and writes the mean, 8 bytes a number;
-          of Top-k only the sectors of 32 bytes that hold a number sent
+mean      over R workers: reads their records, reads and writes the mean, 8 bytes a number;
+          for Top-k only the 32-byte sectors that hold a number sent
 
-Each is timed by the device's own clock, in turns with a copy of as many numbers. `gpu_rounds` times
-whole rounds beside a few lines of torch.
+The device's own clock times each, in turns with a copy of as many numbers. `gpu_rounds` times whole
+rounds next to a few lines of torch.
 """
 
 import copy
@@ -50,11 +50,11 @@ def gpu_kernels(
     """Time every kernel on 134M numbers, which no cache holds.
 
     Args:
-        device: the current GPU, unless it is given.
-        chunks: of 4096 numbers.
-        compared: codecs.
+        device: default the current GPU.
+        chunks: number of chunks of 4096 numbers.
+        compared: codecs to compare.
         workers: R.
-        repeats: of each.
+        repeats: repetitions of each.
 
     Raises:
         ConfigurationError: the device has no kernels.
@@ -87,18 +87,18 @@ def gpu_kernels(
 
 
 class _Setting:
-    """Same for all kernels: the vectors, and the clock."""
+    """The vectors and the clock, which all kernels share."""
 
     def __init__(self, *, device: torch.device, chunks: int, workers: int, repeats: int) -> None:
         self._workers, self._repeats = workers, repeats
-        # The same 16 MiB again and again: drawing all of them would take longer than all the rest.
+        # The same 16 MiB repeated: drawing all numbers would take longer than everything else.
         part = heavy_tailed(min(chunks, 1024) * CHUNK, seed=0).to(device).view(-1, CHUNK)
         self._delta = part.repeat(-(-chunks // len(part)), 1)[:chunks].contiguous()
         self._e, self._mean = torch.zeros_like(self._delta), torch.zeros_like(self._delta)
         self._seconds = _seconds_on_gpu if device.type == "cuda" else seconds
 
     def measure(self, codec: GroupedCodec) -> list[dict[str, Any]]:
-        """Encode, then the mean of what was encoded; nothing where there is no kernel."""
+        """Times of encoding, then of the mean of the records; nothing without a kernel."""
         e, delta, out, workers = self._e, self._delta, self._mean, self._workers
         kernel = find_kernel(codec, delta.device)
         if kernel is None:

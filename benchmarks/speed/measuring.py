@@ -24,21 +24,21 @@ class Table(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a benchmark found: as JSON-able data, all repetitions included, and as tables."""
+    """The result of a benchmark as JSON-able data, with all repetitions, and as tables."""
 
     data: dict[str, Any]
     tables: list[Table]
 
 
 class Spent(NamedTuple):
-    """CPU seconds of all threads, which other load hardly changes, and seconds on the clock."""
+    """CPU seconds of all threads, which other load hardly affects, and wall-clock seconds."""
 
     cpu_s: float
     wall_s: float
 
 
 def spent(work: Callable[[], object]) -> Spent:
-    """What one call takes.
+    """The time that one call takes.
 
     >>> spent(lambda: None).wall_s >= 0
     True
@@ -49,7 +49,7 @@ def spent(work: Callable[[], object]) -> Spent:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long one call takes."""
+    """Wall-clock seconds of one call."""
     return spent(work).wall_s
 
 
@@ -71,9 +71,9 @@ def threads(count: int) -> Generator[None]:
 
 @contextmanager
 def one_core() -> Generator[None]:
-    """Compute on one core, with one thread; where a process cannot choose, on any core.
+    """Compute on one core, with one thread; if a process cannot choose, on any core.
 
-    Threads that begin inside stay there.
+    Threads that start inside stay on that core.
     """
     chooses = hasattr(os, "sched_setaffinity")
     before = os.sched_getaffinity(0) if chooses else set[int]()
@@ -88,10 +88,10 @@ def one_core() -> Generator[None]:
 
 
 def peak_temporary_nbytes(work: Callable[[], T]) -> tuple[T, int]:
-    """What `work` returns, and the most bytes of tensors that lived at once while it ran.
+    """The result of `work`, and the most bytes of tensors that lived at once while it ran.
 
-    Counted is every tensor that torch makes meanwhile, less what is returned; not what a kernel
-    uses inside. The same on any machine.
+    Counts every tensor that torch makes meanwhile, except the result, but no memory inside of
+    kernels. The same on any machine.
 
     >>> x = torch.zeros(10)
     >>> peak_temporary_nbytes(lambda: (x + 1) * 2)[1]

@@ -14,7 +14,7 @@ def gpt2(
     Args:
         vocabulary: rows of the embedding, which is the head too.
         positions: rows of the position embedding.
-        width: of the residual stream.
+        width: width of the residual stream.
         layers: blocks of attention and a feed-forward of four widths.
 
     >>> gpt2().numel
@@ -33,7 +33,7 @@ def llama(*, vocabulary: int = 32_000, width: int = 512, layers: int = 8) -> nn.
 
     Args:
         vocabulary: rows of the embedding, which is the head too.
-        width: of the residual stream.
+        width: width of the residual stream.
         layers: blocks of seven matrices and two norms.
 
     >>> model = llama(layers=1)
@@ -57,11 +57,11 @@ def llama(*, vocabulary: int = 32_000, width: int = 512, layers: int = 8) -> nn.
 
 
 def ragged(*, tensors: int, parameters: int) -> nn.Module:
-    """A stack of as many matrices of sizes that no chunk divides; the same at each call.
+    """A stack of matrices whose sizes no chunk divides; the same at each call.
 
     Args:
-        tensors: how many.
-        parameters: of all of them, about.
+        tensors: number of matrices.
+        parameters: approximate size of all of them together.
 
     >>> [tuple(p.shape) for p in ragged(tensors=3, parameters=3000).parameters()]
     [(7, 142), (7, 143), (7, 144)]

@@ -1,4 +1,4 @@
-"""A round of DiLoCo as it is usually written: what the outer loop is timed against.
+"""Rounds of DiLoCo as usually written, as baselines for the outer loop.
 
 They check nothing: neither that numbers are finite, nor that messages are whole or anchors equal.
 The method's outer optimizer is Nesterov SGD, and all else DiLoCo's.
@@ -16,7 +16,7 @@ from speed.workers import Rounds
 from thinwire import Method
 
 BLOCK = 1 << 18
-TORCH: Any = torch  # whose _foreach operations are private by name alone
+TORCH: Any = torch  # its _foreach operations are private only by name
 
 
 class TorchForeach(Rounds):
@@ -57,7 +57,7 @@ class TorchForeach(Rounds):
 
 
 class TorchBlocks(Rounds):
-    """Vectors that are kept, a block at a time through all operations while it is in the cache."""
+    """Preallocated vectors; each block goes through all operations while it is in the cache."""
 
     name = "torch in blocks"
 
@@ -113,7 +113,7 @@ class TorchFT(Rounds):
 
     def __init__(self, build: Callable[[], nn.Module], method: Method) -> None:
         super().__init__([build()])
-        # Read when torchft is imported, which logs every request otherwise.
+        # Read on import; otherwise torchft logs every request.
         os.environ.setdefault("RUST_LOG", "error")
         torchft: Any = importlib.import_module("torchft.local_sgd")
         lr, momentum = _settings(method, 1)
@@ -125,7 +125,7 @@ class TorchFT(Rounds):
         self._fragment.save_parameters()
 
     def begin(self) -> None:
-        """The pseudo-gradient, and what would start its all-reduce."""
+        """The pseudo-gradient, and the start of its all-reduce."""
         self._fragment.prepare_sync()
 
     def finish(self) -> None:
@@ -134,7 +134,7 @@ class TorchFT(Rounds):
 
 
 class _Manager:
-    """What torchft's fragment asks of its manager, for one worker without a network."""
+    """The part of a manager that torchft's fragment uses, for one worker without a network."""
 
     def allreduce(self, tensor: Tensor, **_: object) -> "_Manager":
         return self

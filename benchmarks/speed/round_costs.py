@@ -1,4 +1,4 @@
-"""Memory of a worker's round, and how its cost grows with workers, fragments and tensors."""
+"""Memory of a worker's round, and the growth of its cost with workers, fragments and tensors."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -39,9 +39,9 @@ def round_memory(
     """Count what torch allocates in begin() and finish(); the same on any machine.
 
     Args:
-        build: makes the same model at each call; larger ones have smaller shares of blocks.
+        build: makes the same model at each call; in larger models blocks are a smaller share.
         methods: presets, as in `presets.from_text`.
-        workers: numbers of them.
+        workers: numbers of workers.
     """
     rows = [
         _memory(build, with_short_rounds(name), dtype=dtype, workers=count)
@@ -67,10 +67,10 @@ def round_memory(
 def _memory(
     build: Callable[[], nn.Module], method: Method, *, dtype: torch.dtype, workers: int
 ) -> Row:
-    """The most that lives at once in begin(), what stays until finish() included, and in finish().
+    """The most that lives at once in begin(), including what stays until finish(), and in finish().
 
-    Of one worker over two rounds of every fragment, in bytes a parameter of the largest fragment,
-    beside state and payload.
+    For one worker over two rounds of every fragment, in bytes per parameter of the largest
+    fragment, without state and payload.
     """
     worker = ObservedWorker(lambda: build().to(dtype), method, workers)
     largest = max(f.outer.flat_anchor().numel() for f in worker.loop._state.fragments)
@@ -89,11 +89,11 @@ def _memory(
 
 
 def with_short_rounds(text: str, *, late: int = 3) -> Method:
-    """A preset with one inner step a round, or with `late` where its exchanges overlap training.
+    """A preset with one inner step a round, or `late` steps if its exchanges overlap training.
 
     Args:
-        text: its name, and settings as in `presets.from_text`.
-        late: at least the number of fragments.
+        text: name and settings, as in `presets.from_text`.
+        late: inner steps; at least the number of fragments.
 
     >>> with_short_rounds("diloco").sync_every, with_short_rounds("streaming_diloco").sync_every
     (1, 3)
@@ -117,10 +117,10 @@ def round_scaling(
     """Rounds of a small model without a network, on one thread.
 
     Args:
-        parameters: of the model, about; a quarter of it along `workers`.
-        workers: K; the model has 16 tensors in one fragment.
-        fragments: of 32 tensors, one sent after each inner step, K=2.
-        tensors: ragged ones in one fragment, K=2.
+        parameters: approximate size of the model; a quarter of it along `workers`.
+        workers: values of K; the model has 16 tensors in one fragment.
+        fragments: numbers of fragments of 32 tensors, one sent after each inner step, K=2.
+        tensors: numbers of ragged tensors in one fragment, K=2.
         repeats: rounds of each.
     """
     small = partial(ragged, tensors=16, parameters=parameters // 4)
@@ -160,10 +160,10 @@ def _cost(
     workers: int,
     repeats: int,
 ) -> Row:
-    """CPU time per parameter and worker, least of the repetitions, and operations of a worker.
+    """Least CPU time per parameter and worker over the repetitions, and operations of a worker.
 
-    A round is as many inner steps as the method says. The first, in which not every fragment is
-    due, does not count; in the second operations are counted.
+    A round has the method's number of inner steps. The first round, in which not every fragment is
+    due, does not count; the second counts operations.
     """
     rounds = LoopRounds(build, method, workers)
 
@@ -192,7 +192,7 @@ def _cost(
 
 
 class _Kernels(TorchDispatchMode):
-    """Counts operations that are no views."""
+    """Counts operations other than views."""
 
     count = 0
 

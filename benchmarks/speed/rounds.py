@@ -1,4 +1,4 @@
-"""What a whole round costs beside plain torch, torchft and a copy of as many bytes."""
+"""The cost of a whole round, next to plain torch, torchft and a copy of as many bytes."""
 
 import os
 import statistics
@@ -21,10 +21,10 @@ Row = dict[str, Any]
 
 
 class Case(NamedTuple):
-    """A method with a round at every step, and the least bytes a parameter of its round.
+    """A method with a round at every step, and the fewest bytes per parameter that a round moves.
 
     begin() reads live weights and anchor, and reads and writes what is sent or left over; finish()
-    what arrived, outer momentum, anchor and live weights.
+    does so with what arrived, outer momentum, anchor and live weights.
     """
 
     method: Method
@@ -41,7 +41,7 @@ def round(
         build: makes the same model at each call; the default has 42,082,816 parameters in 74
             tensors.
         workers: numbers of workers, all in this process.
-        repeats: rounds of each, in turns, after one that is not counted.
+        repeats: rounds of each, in turns, after one that does not count.
     """
     rows: list[Row] = []
     tables: list[Table] = []
@@ -77,7 +77,7 @@ def _cases(workers: int) -> list[Case]:
 
 
 def _block(build: Callable[[], nn.Module], workers: int, repeats: int) -> list[Row]:
-    """Rows of one number of workers, over the faster one of the two that are plain torch."""
+    """Rows for one number of workers, relative to the faster of the two plain torch rounds."""
     diloco, *others = _cases(workers)
     kinds = [TorchForeach, TorchBlocks]
     baselines: list[Rounds] = [kind(build, diloco.method, workers) for kind in kinds]
@@ -103,8 +103,8 @@ def _rows(
 ) -> list[Row]:
     """The loop's rounds and the baselines', in turns with a copy; the first of each does not count.
 
-    `difference` is the largest one of the outer parameters to those of plain torch after all
-    rounds, over the largest of these; None where there is nothing to compare with.
+    `difference` is the largest difference of outer parameters to those of plain torch after all
+    rounds, relative to the largest of these; None if there is nothing to compare with.
     """
     measured = [*baselines, LoopRounds(build, case.method, workers)]
     source = torch.cat([p.reshape(-1).float() for p in measured[-1].parameters()])

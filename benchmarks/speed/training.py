@@ -1,4 +1,4 @@
-"""What simulating K workers in one process costs, and a step of Muon."""
+"""The cost of simulating K workers in one process, and of a step of Muon."""
 
 import copy
 import statistics
@@ -57,13 +57,13 @@ def plain_loop(*, workers: Sequence[int] = (1, 4, 8), steps: int = 10, repeats: 
     """K simulated workers against a loop without thinwire: the same model, batches and clipping.
 
     The loop takes the whole batch at once and steps with torch's own fused AdamW, or with torch's
-    Muon for the hidden matrices; in a second form, with K of each, which is what K workers have to
-    compute. The workers train by the laptop recipe's DiLoCo and MuLoCo, outer rounds included. All
-    compute with one thread, on one core where the system lets a process choose: two threads on
+    Muon for the hidden matrices; in a second form, with K optimizers, which is what K workers have
+    to compute. The workers train by the laptop recipe's DiLoCo and MuLoCo, outer rounds included.
+    All compute with one thread, on one core if the system lets a process choose: two threads on
     cores that share their units would count each other's waits.
 
     Args:
-        workers: every K.
+        workers: values of K.
         steps: inner steps of a repetition; a multiple of H has whole rounds.
         repeats: repetitions of each, in turns, after one that is not measured.
     """
@@ -82,7 +82,7 @@ def plain_loop(*, workers: Sequence[int] = (1, 4, 8), steps: int = 10, repeats: 
             cpu_s[inner] = _cpu_s_in_turns(steppers, steps=steps, repeats=repeats)
             for group in groups.values():
                 group.close()
-    # The least of each over the least of the plain loop: other processes only add time.
+    # Least time over the plain loop's least time, because other processes only add time.
     ratios = {
         inner: {who: min(s) / min(each[PLAIN]) for who, s in each.items()}
         for inner, each in cpu_s.items()
@@ -100,11 +100,11 @@ def plain_loop(*, workers: Sequence[int] = (1, 4, 8), steps: int = 10, repeats: 
 def muon(*, widths: Sequence[int] = (128, 256, 512, 1024), repeats: int = 15) -> Report:
     """thinwire's Muon against torch's on the hidden matrices of small Llamas, in turns.
 
-    Each layer has four matrices [w, w], two [3w, w] and one [w, 3w]. Measured are CPU seconds of
-    one thread, of which the least count, and the most bytes of temporaries.
+    Each layer has four matrices [w, w], two [3w, w] and one [w, 3w]. Measures the least CPU seconds
+    of one thread, and the most bytes of temporaries.
 
     Args:
-        widths: of the models.
+        widths: widths of the models.
         repeats: steps of each, after one that is not measured.
     """
     rows: list[dict[str, Any]] = []
@@ -139,7 +139,7 @@ def muon(*, widths: Sequence[int] = (128, 256, 512, 1024), repeats: int = 15) ->
 
 
 def _plain_step(config: TrainConfig, *, optimizers: int = 1) -> Callable[[], None]:
-    """A step of the loop; `optimizers` - 1 further ones step copies with the same gradients."""
+    """A step of the loop; `optimizers` - 1 further optimizers step copies with its gradients."""
     data = config.data.load()
     length, batch = config.data.sequence_length, config.global_batch
     model: nn.Module = config.model.build(data.tokenizer.vocab_size, length, config.seed)
@@ -177,7 +177,7 @@ def _plain_optimizers(model: nn.Module, *, has_muon: bool) -> list[torch.optim.O
 def _cpu_s_in_turns(
     work: Mapping[str, Callable[[], object]], *, steps: int, repeats: int
 ) -> dict[str, list[float]]:
-    """CPU seconds of a step, of every repetition, after one that is not measured."""
+    """CPU seconds of a step in every repetition, after one that is not measured."""
     found: dict[str, list[float]] = {who: [] for who in work}
     for _ in range(repeats + 1):
         for who, step in work.items():

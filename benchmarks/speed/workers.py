@@ -1,4 +1,4 @@
-"""Workers whose training is noise: what a round costs is then the round's alone."""
+"""Workers whose training is noise, so that only the round itself costs time."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
@@ -29,18 +29,18 @@ _PARTS = 1021  # beginnings of the noise
 
 
 def train_on_noise(model: nn.Module, optimizer: torch.optim.Optimizer, *, seed: int) -> None:
-    """One step of `optimizer` on gradients that need no data: a part of the same noise each.
+    """One step of `optimizer` on gradients that need no data: parts of the same noise.
 
     Args:
-        model: whose parameters get gradients; they share memory.
-        optimizer: of these.
-        seed: which part; other seeds have other gradients.
+        model: gets the gradients.
+        optimizer: optimizer of the model.
+        seed: selects the part of the noise.
     """
     parameters = list(model.parameters())
     noise = _noise(max(p.numel() for p in parameters), parameters[0].dtype)
     start = 37 * seed % _PARTS
     for p in parameters:
-        # A copy: with ddp the mean takes its memory.
+        # A copy, because with ddp the mean overwrites it.
         p.grad = noise[start : start + p.numel()].view_as(p).to(p.device, copy=True)
     optimizer.step()
 
@@ -53,10 +53,10 @@ def _noise(numel: int, dtype: torch.dtype) -> Tensor:
 
 
 class Rounds(ABC):
-    """K workers in this process, one after the other in every half of a round.
+    """K workers in this process, one after the other in each half of a round.
 
     Args:
-        models: one for each worker, all alike.
+        models: one equal model for each worker.
     """
 
     name: str
@@ -74,11 +74,11 @@ class Rounds(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """The first half of the round, of all workers."""
+        """The first half of the round, for all workers."""
 
     @abstractmethod
     def finish(self) -> None:
-        """The second half."""
+        """The second half of the round, for all workers."""
 
     def parameters(self) -> list[Tensor]:
         """Live weights of the first worker."""
@@ -86,11 +86,11 @@ class Rounds(ABC):
 
 
 class LoopRounds(Rounds):
-    """Those of `OuterLoop`.
+    """Rounds of `OuterLoop`.
 
     Args:
         build: makes the same model at each call.
-        method: of all.
+        method: method of all workers.
         count: K.
     """
 
@@ -108,25 +108,25 @@ class LoopRounds(Rounds):
             loop.begin()
 
     def finish(self) -> None:
-        """Every worker applies what was sent."""
+        """Every worker applies the mean."""
         for loop in self.loops:
             loop.finish()
 
 
-# -- one worker, seen alone ------------------------------------------------------------------------
+# -- one worker alone ------------------------------------------------------------------------------
 
 
 class ObservedWorker:
-    """The first of K workers, alone: what the others send was recorded from a twin's round.
+    """The first of K workers, alone: it gets what the others sent in a recorded twin round.
 
-    In one process a round of all is carried in one thread, so that what one worker computes cannot
-    be told from what the others do.
+    If all workers share a process, one thread carries the whole round, and the work of one worker
+    cannot be told from that of the others.
 
     Args:
         build: makes the same model at each call.
-        method: of all.
+        method: method of all workers.
         count: K.
-        prepare: done to this worker's model, before its optimizer and loop are built.
+        prepare: called with this worker's model, before its optimizer and loop are built.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class ObservedWorker:
         self._steps = 0
 
     def train(self) -> None:
-        """One inner step of this worker, and one of the others with their round."""
+        """One inner step of this worker, and one of the twins with their round."""
         self._steps += 1
         seeds = range(len(self.twins) * self._steps, len(self.twins) * (self._steps + 1))
         models = [*self._models, self.model]
@@ -172,7 +172,7 @@ class ObservedWorker:
 
 
 class _Noting(WrappedTransport):
-    """Notes the answers that its exchanges get."""
+    """Records the answers to its exchanges."""
 
     def __init__(self, inner: Transport, answers: list[list[Received]]) -> None:
         super().__init__(inner)
@@ -190,7 +190,7 @@ class _Noting(WrappedTransport):
 
 
 class _Replayed(Transport):
-    """Rank 0 of a world whose answers are known: the n-th exchange gets those of the n-th list."""
+    """Rank 0 of a world with recorded answers: the n-th exchange gets those of the n-th list."""
 
     def __init__(self, answers: list[list[Received]], workers: int) -> None:
         self._answers, self._workers, self._next = answers, workers, 0
