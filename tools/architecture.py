@@ -1,8 +1,8 @@
 """Count files, classes, functions and code lines: `architecture.py --count [CHECKOUT]`.
 
-A *code line* is none of: blank, comment, docstring, import. A *body* is the code lines of a
-function below its signature; abstract methods and overloads have none. A *room* is a module or
-package directly below `thinwire`.
+A *code line* is any line except blanks, comments, docstrings and imports. A *body* is the code
+lines of a function below its signature; abstract methods and overloads have none. A *room* is a
+module or package directly below `thinwire`.
 """
 
 import argparse
@@ -20,7 +20,7 @@ Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Counts(NamedTuple):
-    """Code lines, classes, and the lines of each function's body of a file."""
+    """A file's code lines, classes, and the length of each function's body."""
 
     code: int
     classes: int
@@ -59,7 +59,7 @@ def _lines(first: ast.stmt, last: ast.stmt) -> set[int]:
 
 
 def _statements(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.stmt]:
-    """Those that do something: no docstring, no `...`, no `pass`."""
+    """Statements that do something: no docstring, no `...`, no `pass`."""
     for statement in function.body:
         is_constant = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
         if not (is_constant or isinstance(statement, ast.Pass)):

@@ -1,4 +1,4 @@
-"""The numbers in the pictures of docs/concepts: each comes from thinwire itself, run small.
+"""The numbers in the pictures of docs/concepts, all from small runs of thinwire itself.
 
 tools/concept_pictures.py draws them.
 """
@@ -39,7 +39,7 @@ OPTIMA = ((1.0, 2.4), (4.2, -1.6), (2.0, 0.9))
 
 
 class OuterStep(NamedTuple):
-    """One round of three workers in a plane: where each went, and where the anchor went."""
+    """One round of three workers in a plane: the path of each, and that of the anchor."""
 
     start: Point
     paths: list[list[Point]]
@@ -96,7 +96,7 @@ def _exchange(loops: list[tw.OuterLoop]) -> None:
 
 
 class TimeLine(NamedTuple):
-    """A simulated run: when steps were computed, and when each fragment had the link."""
+    """A simulated run: the times of its steps, and those at which each fragment had the link."""
 
     steps: list[tuple[float, float]]
     transfers: list[tuple[int, float, float]]
@@ -147,7 +147,7 @@ def _time_line(method: tw.Method, shape: Shape, link: Link) -> TimeLine:
 
 
 class FeedbackCurves(NamedTuple):
-    """One number of 4096 under Top-64: sums over rounds, and what is left to send."""
+    """One number of 4096 under Top-64: sums over rounds, and the residual."""
 
     wanted: list[float]
     with_feedback: list[float]
@@ -179,7 +179,7 @@ def feedback_curves() -> FeedbackCurves:
 
 
 class Attendance(NamedTuple):
-    """A round of an elastic run: its members, who is lost in it, and each worker's version."""
+    """A round of an elastic run: its members, those it loses, and each worker's version."""
 
     members: tuple[str, ...]
     lost: tuple[str, ...]
@@ -238,7 +238,7 @@ def _meet(hub: ElasticHub, workers: dict[str, _Elastic], members: str) -> None:
 def _round(
     hub: ElasticHub, workers: dict[str, _Elastic], members: str, *, coming: str = ""
 ) -> Attendance:
-    """One round, before which `coming` is brought up to date."""
+    """One round, after `coming` has been brought up to date."""
     before = max(worker.version() for name, worker in workers.items() if name != coming)
     for name in members:
         if name != coming or workers[name].node.state is not None:

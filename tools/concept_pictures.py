@@ -3,7 +3,7 @@
     python tools/concept_pictures.py            # draws docs/pictures/concepts/*.svg
     python tools/concept_pictures.py --check    # 1 if a committed picture is out of date
 
-What they show is computed by thinwire itself, in tools/concept_numbers.py.
+tools/concept_numbers.py computes what they show, with thinwire itself.
 """
 
 import argparse
@@ -19,7 +19,7 @@ FOLDER = ROOT / "docs" / "pictures" / "concepts"
 
 
 def rounds(theme: Theme) -> Canvas:
-    """Three workers along the time: H steps alone, one exchange, one outer step."""
+    """Three workers over time: H steps alone, one exchange, one outer step."""
     canvas = Canvas(
         theme=theme,
         height=212,
@@ -90,7 +90,7 @@ def outer_step(theme: Theme) -> Canvas:
 
 
 def overlap(theme: Theme) -> Canvas:
-    """The same link and steps: rounds that are waited for, and fragments in the background."""
+    """The same link and steps with rounds that block, and with fragments in the background."""
     lines = numbers.overlap_lines()
     canvas = Canvas(
         theme=theme,
@@ -135,7 +135,7 @@ def _applied(canvas: Canvas, line: numbers.TimeLine, top: float, scale: float) -
 
 
 def error_feedback(theme: Theme) -> Canvas:
-    """A small steady number under Top-k, with and without error feedback, and what is left."""
+    """A small steady number under Top-k, with and without error feedback, and the residual."""
     found = numbers.feedback_curves()
     canvas = Canvas(
         theme=theme,
@@ -181,7 +181,7 @@ def _stairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def quorum(theme: Theme) -> Canvas:
-    """Seven rounds of an elastic run: who takes part, what counts, and who is healed."""
+    """Seven rounds of an elastic run: who takes part, which rounds count, and who heals."""
     found = numbers.elastic_rounds()
     canvas = Canvas(
         theme=theme,
@@ -227,7 +227,7 @@ def _legend(canvas: Canvas, found: list[numbers.Attendance]) -> None:
 
 
 def _missed(found: list[numbers.Attendance]) -> str:
-    """The outer steps that the worker that came back last had missed."""
+    """The outer steps that the last returning worker had missed."""
     before, last = found[-2], found[-1]
     [name] = last.healed
     return f"{before.versions[name] + 1} to {max(before.versions.values())}"
@@ -243,7 +243,7 @@ PICTURES: dict[str, Callable[[Theme], Canvas]] = {
 
 
 def files() -> dict[Path, str]:
-    """The text of every picture in every theme, by its place."""
+    """The text of every picture in every theme, by path."""
     return {
         FOLDER / f"{name}-{mode}.svg": draw(theme).svg()
         for name, draw in PICTURES.items()

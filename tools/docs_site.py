@@ -3,11 +3,11 @@
     python tools/docs_site.py            # pages in build/site-pages, the site in site/
     python tools/docs_site.py --stage    # the pages alone
 
-Pages are staged first. What they link to outside docs/ becomes part of the site: README, changelog
-and their like are pages, source files are pages that show them, and data are files. Notebooks
+Pages are staged first. Link targets outside docs/ become part of the site: README, changelog and
+the like become pages, source files become pages that show them, and data become files. Notebooks
 become Markdown with their outputs. Pages of methods get the settings of the preset that they name.
-The build fails for a dead link or heading, a page outside the navigation, and an object on a page
-of the reference that has no docstring.
+The build fails for a dead link or heading, for a page outside the navigation, and for an object on
+a reference page that has no docstring.
 """
 
 import argparse
@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[1]
 STAGE = ROOT / "build" / "site-pages"
 SITE = ROOT / "site"
 ASSETS = ROOT / "tools" / "site_assets"
-SHIM = "https://unpkg.com/iframe-worker/shim"  # what the offline search asks the network for
+SHIM = "https://unpkg.com/iframe-worker/shim"  # the offline search would load this from the network
 PROJECT_PAGES = {
     "README.md": "readme.md",
     "CHANGELOG.md": "changelog.md",
@@ -57,13 +57,13 @@ IDENTIFIER = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
 
 
 def place_of(path: str) -> str:
-    """Path of a file of the repository among the site's pages."""
+    """Path among the site's pages of a file of the repository."""
     if path in PROJECT_PAGES:
         return PROJECT_PAGES[path]
     if path.startswith("docs/"):
         return path.removeprefix("docs/").replace(".ipynb", ".md")
     is_shown = (ROOT / path).is_dir() or Path(path).suffix in LANGUAGES
-    path = path.lstrip(".")  # a folder of this kind would be left out of the site
+    path = path.lstrip(".")  # the site would leave out a hidden folder
     return f"files/{path}.md" if is_shown else f"files/{path}"
 
 
@@ -87,7 +87,7 @@ def stage() -> None:
 
 
 def relinked(text: str, path: str, outside: set[str]) -> str:
-    """A page's text with links to where files lie on the site; `outside` gets the other files."""
+    """A page's text with links as on the site; collects linked files outside docs/ in `outside`."""
 
     def link(match: re.Match[str]) -> str:
         before, target, anchor, after = match.groups(default="")
@@ -96,7 +96,7 @@ def relinked(text: str, path: str, outside: set[str]) -> str:
         led = os.path.normpath(os.path.join(os.path.dirname(path), target))
         if not led.startswith("docs/") and led not in PROJECT_PAGES:
             if not (ROOT / led).exists():
-                return match[0]  # the build refuses it
+                return match[0]  # the build refuses this link
             outside.add(led)
         way = os.path.relpath(place_of(led), os.path.dirname(place_of(path)) or ".")
         return f"{before}{way}{anchor}{after}"
@@ -125,16 +125,16 @@ def _stage_file(path: str) -> None:
 
 
 def with_settings(text: str) -> str:
-    """A page of a method, with what its preset says in the place of comments that ask for it."""
+    """A page of a method, with comments replaced by the preset's settings and sources."""
     shown = {"settings": settings_table, "sources": sources_text}
     return PRESET.sub(lambda found: shown[found[1]](found[2]), text)
 
 
 def sources_text(name: str) -> str:
-    """The part of a preset's docstring on its sources, before its arguments."""
+    """The part of a preset's docstring about its sources, before its arguments."""
     text = re.split(r"^(?:Args|Raises):", inspect.getdoc(getattr(presets, name)) or "", flags=re.M)
     paragraphs = text[0].strip().split("\n\n")[1:]
-    # Tables are indented and stay; equations have a place of their own on the page.
+    # Keep tables, which are indented; drop equations, which the page shows elsewhere.
     kept = (p for p in paragraphs if not re.match(r"\w[\w ]* +=|\s*every N-th: ", p))
     return "\n\n".join(kept).strip()
 
@@ -149,7 +149,7 @@ def settings_table(name: str) -> str:
 
 
 def notebook_text(file: Path) -> str:
-    """A notebook as Markdown, with text and pictures that its cells put out."""
+    """A notebook as Markdown, with the text and pictures that its cells output."""
     parts: list[str] = []
     for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"]).rstrip()
@@ -176,7 +176,7 @@ def _output_text(output: dict[str, object]) -> str:
 
 
 def in_both_themes(svg: str) -> str:
-    """A picture in the colours of the light theme as Markdown of two, one for each theme."""
+    """Markdown of a light-theme picture and its dark counterpart."""
     title = re.search(r"<title>(.*?)</title>", svg)
     other = dict(zip(THEMES["light"], THEMES["dark"], strict=True))
     dark = re.sub(r"#[0-9a-f]{6}", lambda colour: other[colour[0]], svg)
@@ -188,20 +188,20 @@ def in_both_themes(svg: str) -> str:
 
 
 def identifiers() -> list[str]:
-    """The objects that the pages of the reference show."""
+    """The objects on the reference pages."""
     pages = sorted((ROOT / "docs" / "reference").glob("*.md"))
     return [name for page in pages for name in IDENTIFIER.findall(page.read_text("utf-8"))]
 
 
 def object_flaws(names: Iterable[str]) -> Iterator[str]:
-    """Objects, and what is public in them, that have no docstring or hide behind a module."""
+    """Objects, and their public members, that have no docstring or hide behind a module."""
     loader = griffe.GriffeLoader(search_paths=[ROOT / "src"])
     package = loader.load("thinwire")
     loader.resolve_aliases()
     for name in names:
         shown = package[name.removeprefix("thinwire.")]
         own = shown.final_target if shown.is_alias else shown
-        if own.is_module:  # which is shown with all that is in it
+        if own.is_module:  # a page shows a module with everything in it
             yield f"{name}: is a module; name what is in it: {name}.{name.rpartition('.')[2]}"
         if not own.has_docstring and not own.is_attribute:
             yield f"{name}: has no docstring"
@@ -215,12 +215,12 @@ def object_flaws(names: Iterable[str]) -> Iterator[str]:
 
 
 def _inherits(owner: griffe.Class, member: str) -> bool:
-    """A method that overrides one of a base has that one's meaning."""
+    """True if the member overrides one of a base, whose docstring then applies."""
     return any(member in base.members for base in owner.mro())
 
 
 class _Page(HTMLParser):
-    """The links and anchors of one built page, and what it loads."""
+    """Links, anchors and loaded files of one built page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -249,7 +249,7 @@ def _read(site: Path) -> dict[Path, _Page]:
 
 
 def flaws(site: Path) -> Iterator[str]:
-    """Links of the built site that lead nowhere, and what it would load from other hosts."""
+    """Dead links of the built site, and files that it would load from other hosts."""
     pages = _read(site)
     for file, page in pages.items():
         at = file.relative_to(site)
@@ -269,7 +269,7 @@ def flaws(site: Path) -> Iterator[str]:
 
 
 def pages_out_of_navigation() -> set[str]:
-    """Pages of docs/ that no line of the navigation names."""
+    """Pages of docs/ that are not in the navigation."""
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     named = set(re.findall(r"([\w/-]+\.md)$", text, re.MULTILINE))
     docs = ROOT / "docs"
@@ -278,11 +278,11 @@ def pages_out_of_navigation() -> set[str]:
 
 
 def build() -> list[str]:
-    """Build the site; what is wrong with it."""
+    """Build the site; returns what is wrong with it."""
     problems = [f"{name}: is in no navigation" for name in sorted(pages_out_of_navigation())]
     problems += object_flaws(identifiers())
     shutil.rmtree(SITE, ignore_errors=True)
-    shutil.rmtree(ROOT / ".cache", ignore_errors=True)  # it knows nothing of changed docstrings
+    shutil.rmtree(ROOT / ".cache", ignore_errors=True)  # it ignores changes to docstrings
     command = [sys.executable, "-m", "zensical", "build", "--strict"]
     if subprocess.run(command, cwd=ROOT, check=False).returncode:
         return [*problems, "zensical found what it prints above"]
@@ -292,10 +292,10 @@ def build() -> list[str]:
         text = file.read_text(encoding="utf-8")
         shim = os.path.relpath(SITE / "assets" / "iframe-worker-shim.js", file.parent)
         home = os.path.relpath(SITE / "index.html", file.parent)
-        # The logo leads to a folder, which shows its files where no server is asked.
+        # The logo links to a folder, which shows its files if there is no server.
         text = re.sub(r'href="(\.|\./|\./\.\.|(\.\./)*\.\.)"', f'href="{home}"', text)
-        text = re.sub(r"<th[^>]*></th>", "<td></td>", text)  # a heading that says nothing is none
-        # What is below a heading of "On this page" is no landmark of its own.
+        text = re.sub(r"<th[^>]*></th>", "<td></td>", text)  # an empty heading is no heading
+        # Entries below a heading of "On this page" are not landmarks.
         text = re.sub(r'(<nav class="md-nav") aria-label="[^"]*">', r'\1 role="none">', text)
         file.write_text(text.replace(SHIM, shim), encoding="utf-8")
     return [*problems, *sorted(flaws(SITE))]

@@ -1,7 +1,7 @@
-"""Doctests in docstrings as examples on the site, for griffe, which reads docstrings there.
+"""Shows doctests as examples on the site: an extension of griffe, which parses docstrings there.
 
-A docstring ends in `>>>` lines without a heading, which Markdown takes for nested quotations. They
-get a heading before they are parsed.
+A docstring ends in `>>>` lines without a heading, which Markdown takes for nested quotations. So
+they get a heading before they are parsed.
 """
 
 import re

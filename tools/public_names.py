@@ -56,7 +56,7 @@ def public_names() -> dict[str, str]:
 
 
 def names_of(module: ModuleType) -> list[str]:
-    """Names that a package lists, or that a module defines without an underscore."""
+    """Names that a package exports, or that a module defines without an underscore."""
     defined: set[str] = set()
     for node in ast.parse(inspect.getsource(module)).body:
         match node:
@@ -88,7 +88,7 @@ def _parameters(value: Any) -> str:
         signature = inspect.signature(value)
     except ValueError:  # exceptions take what any exception takes
         return "(...)"
-    # Types are made more precise without a change for the caller.
+    # Left out, because more precise types change nothing for the caller.
     parameters = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
     text = str(signature.replace(parameters=parameters, return_annotation=signature.empty))
     return re.sub(r" at 0x[0-9a-f]+", "", text)
@@ -97,12 +97,12 @@ def _parameters(value: Any) -> str:
 def removed_without_warning(
     old: Iterable[str], new: Iterable[str], changelog: str
 ) -> Iterator[str]:
-    """Names of `old` that are gone, though no earlier version of the changelog deprecated them.
+    """Names of `old` that are gone without a deprecation in an earlier version of the changelog.
 
     Args:
-        old: dotted names, those of the last version.
-        new: dotted names of today.
-        changelog: its text, newest version first.
+        old: dotted names of the last version.
+        new: current dotted names.
+        changelog: text of the changelog, newest version first.
     """
     versions = re.split(r"^## ", changelog, flags=re.MULTILINE)[1:]
     removed = [_section(version, "Removed") for version in versions]

@@ -3,8 +3,8 @@
     python tools/run_notebook.py            # runs docs/**/*.ipynb and stores texts and pictures
     python tools/run_notebook.py --check    # 1 if a committed output is not what a cell puts out
 
-It needs no Jupyter: cells are Python alone, run in order in one namespace. Stored is what they
-print, and the value of a last line that is an expression, as a picture if it can draw itself.
+Needs no Jupyter: cells are plain Python, run in order in one namespace. Stores what they print, and
+the value of a last line that is an expression, as a picture if it can draw itself.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def _forms(value: object) -> dict[str, list[str]]:
     draw = getattr(value, "_repr_svg_", None)
     if draw is None:
         return {"text/plain": _lines(repr(value))}
-    # A default text would hold an address in memory, which is another one in every run.
+    # A default repr would hold a memory address, which differs in every run.
     return {"image/svg+xml": _lines(draw()), "text/plain": [f"<{type(value).__name__}>"]}
 
 

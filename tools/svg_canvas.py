@@ -1,6 +1,6 @@
 """Draw the documentation's pictures: shapes in a light or a dark theme, as SVG.
 
-A picture is 400 units wide, with text of 12 units and more: it can be read on a phone.
+A picture is 400 units wide, with text of at least 12 units, so that a phone can show it.
 """
 
 import html
@@ -14,7 +14,7 @@ WIDTH = 400
 
 
 class Theme(NamedTuple):
-    """Colours by what they are for. All but `grid` and `soft` carry text or lines."""
+    """Colours by purpose. All but `grid` and `soft` are used for text or lines."""
 
     background: str
     text: str
@@ -74,7 +74,7 @@ def _luminance(colour: str) -> float:
 
 @dataclass(kw_only=True)
 class Canvas:
-    """A picture under way: each method adds a shape. Places are in units from the top left."""
+    """A picture in the making: each method adds a shape. Places are in units from the top left."""
 
     theme: Theme
     height: int
@@ -112,7 +112,7 @@ class Canvas:
         )
 
     def frame(self, x: float, y: float, width: float, height: float, stroke: str) -> None:
-        """A rectangle of lines, dashed."""
+        """The outline of a rectangle, dashed."""
         self.parts.append(
             f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}" rx="2" '
             f'fill="none" stroke="{stroke}" stroke-dasharray="3 3"/>'
@@ -142,7 +142,7 @@ class Canvas:
         self.parts.append(f'<circle cx="{_n(x)}" cy="{_n(y)}" r="{_n(radius)}" fill="{fill}"/>')
 
     def ring(self, x: float, y: float, rx: float, ry: float, turn: float, stroke: str) -> None:
-        """An ellipse of lines, turned by `turn` degrees."""
+        """The outline of an ellipse, turned by `turn` degrees."""
         self.parts.append(
             f'<ellipse cx="{_n(x)}" cy="{_n(y)}" rx="{_n(rx)}" ry="{_n(ry)}" fill="none" '
             f'stroke="{stroke}" transform="rotate({_n(turn)} {_n(x)} {_n(y)})"/>'
@@ -175,5 +175,5 @@ class Canvas:
 
 
 def _n(value: float) -> str:
-    """A tenth of a unit is finer than an eye sees."""
+    """A number to a tenth of a unit, which is finer than an eye sees."""
     return f"{round(value, 1) + 0.0:g}"

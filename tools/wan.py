@@ -3,15 +3,15 @@
     python tools/wan.py --nodes 2 --rate-mbit 50 --delay-ms 20 -- COMMAND ...
 
 runs COMMAND once in each of N network namespaces, with the environment that torchrun would give to
-one process a host. The namespaces are joined by lines of the rate, delay, loss and queue asked for.
+one process per host. Lines with the given rate, delay, loss and queue join the namespaces.
 Needs root, /dev/net/tun and `ip` (iproute2). In Python:
 
     with Link(nodes=2, rate_bps=50e6, delay_s=0.02) as link:
         workers = [link.popen(node, ["python", "worker.py"]) for node in range(2)]
 
-The kernel's netem would do this too, but is missing from many kernels of containers and virtual
-machines. Packets have 1500 bytes, as on the open internet: larger ones would be cheaper to move,
-but TCP would start its streams several times as fast.
+The kernel's netem would do this too, but many kernels of containers and virtual machines lack it.
+Packets have 1500 bytes, as on the open internet: larger ones would be cheaper to move, but TCP
+would start its streams several times as fast.
 """
 
 import argparse
@@ -34,7 +34,7 @@ HUB = Path(__file__).with_name("wan_hub.py")
 # Each node has its own ports.
 MASTER_PORT = "29500"
 MAX_NODES = 254
-# How long others may go on when a node has failed, and how long a process may take to end.
+# How long others may go on after a node fails, and how long a process may take to end.
 AFTER_FAILURE_S, TO_END_S = 10.0, 5.0
 
 
@@ -50,23 +50,23 @@ class Link:
     """Network namespaces joined by emulated lines, while the `with` block lasts.
 
     Leaving the block ends the processes that `popen` started, kills whatever else runs in the
-    namespaces, and removes them; so does the death of this process. Packets are moved by a process
-    of its own, at about 4 % of a core for every 10 Mbit/s.
+    namespaces, and removes them; so does the death of this process. A separate process moves the
+    packets, at about 4 % of a core for every 10 Mbit/s.
 
     Args:
-        nodes: how many namespaces, 1 to 254.
+        nodes: number of namespaces, 1 to 254.
         rate_bps: bits a second that a node can send, and that it can receive, headers included.
-        delay_s: one way.
-        loss: probability that a packet vanishes.
-        queue_s: traffic that waits at a node before packets are dropped.
+        delay_s: one-way delay.
+        loss: probability of losing a packet.
+        queue_s: seconds of traffic that a node queues before it drops packets.
         mtu: bytes of the largest packet, IP header included.
-        behind_routers: nodes that have a private address, the same for all, behind a router that
+        behind_routers: nodes with a private address, the same for all, behind a router that
             masquerades them: others see the router's, in `addresses`, and cannot connect to it.
-        capture: a file that gets every packet that a node sends, one after the other.
+        capture: file to which every packet that a node sends is written.
 
     Raises:
         ValueError: numbers that no line can have.
-        LinkError: on entering, if this machine cannot emulate one.
+        LinkError: on entering, if this machine cannot emulate a link.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Link:
             return str(error)
 
     def __enter__(self) -> Self:
-        # A session of its own: Ctrl-C must reach the workers before it reaches their network.
+        # A session of its own, so that Ctrl-C reaches the workers before their network.
         self._hub = subprocess.Popen(
             [sys.executable, str(HUB), self._wanted],
             stdin=subprocess.PIPE,
@@ -139,14 +139,14 @@ class Link:
         self.close()
 
     def close(self) -> None:
-        """End what runs on the link, and the link."""
+        """End the processes on the link, and the link itself."""
         try:
             end(self._processes)
         finally:
             self._end_hub()
 
     def environment(self, node: int) -> dict[str, str]:
-        """Environment of a node's process: one rank a host, as torchrun sets it."""
+        """Environment of a node's process, as torchrun sets it for one rank per host."""
         return {
             "RANK": str(node),
             "WORLD_SIZE": str(self.nodes),
@@ -170,8 +170,8 @@ class Link:
         Args:
             node: 0 to nodes - 1.
             argv: the command.
-            env: on top of this process's environment and `environment(node)`.
-            options: of `subprocess.Popen`.
+            env: variables on top of this process's environment and `environment(node)`.
+            options: options of `subprocess.Popen`.
         """
         # `ip netns exec` becomes the command, so the process id and the exit code are its own.
         command = ["ip", "netns", "exec", self.namespaces[node], *argv]
@@ -219,7 +219,7 @@ class Link:
         if self._hub is None:
             return
         hub, self._hub = self._hub, None
-        with hub:  # closes its standard input, which ends it, and waits
+        with hub:  # ends the hub by closing its standard input, and waits
             pass
 
 
@@ -303,7 +303,7 @@ def run_everywhere(link: Link, command: Sequence[str]) -> int:
     for reader in readers:
         reader.start()
     failed = wait_for_all(processes)
-    # What the command left running dies with the link, and with it goes the last writer.
+    # Leftovers of the command die with the link, and with them the last writer.
     link.close()
     for reader in readers:
         reader.join(TO_END_S)
@@ -311,7 +311,7 @@ def run_everywhere(link: Link, command: Sequence[str]) -> int:
 
 
 def forward(node: int, process: "subprocess.Popen[bytes]") -> None:
-    """Print a node's lines with its number before them."""
+    """Print a node's lines, prefixed with its number."""
     assert process.stdout is not None
     with process.stdout as lines:
         for line in lines:
@@ -321,7 +321,7 @@ def forward(node: int, process: "subprocess.Popen[bytes]") -> None:
 
 
 def wait_for_all(processes: Sequence["subprocess.Popen[Any]"]) -> int:
-    """Wait; when one fails, the others have a while to notice. Returns the first failure, or 0."""
+    """Wait; if one fails, the others have a while to notice. Returns the first failure, or 0."""
     failed, until_s = 0, float("inf")
     while None in [p.poll() for p in processes] and time.monotonic() < until_s:
         failed = failed or first_failure(processes)
@@ -332,17 +332,17 @@ def wait_for_all(processes: Sequence["subprocess.Popen[Any]"]) -> int:
 
 
 def first_failure(processes: Sequence["subprocess.Popen[Any]"]) -> int:
-    """The exit status of the first process that has failed by now, or 0."""
+    """The exit status of the first process that has failed so far, or 0."""
     return next((exit_status(p.returncode) for p in processes if p.returncode), 0)
 
 
 def exit_status(returncode: int) -> int:
-    """A return code as a shell has it: 128 and the signal for a process that a signal killed."""
+    """A return code in the style of shells: 128 plus the signal if a signal killed the process."""
     return returncode if returncode >= 0 else 128 - returncode
 
 
 def leave(*_: object) -> NoReturn:
-    """End this process by way of its clean-up."""
+    """End this process through its clean-up."""
     raise SystemExit(exit_status(-signal.SIGTERM))
 
 

@@ -1,9 +1,9 @@
 """Moves the packets of tools/wan.py, which starts it in a process of its own.
 
 It makes a network namespace with a TUN device for every node, reads the packets each node sends,
-keeps them for as long as the emulated line would, and hands them to the node they are for. Orders
-come on standard input. Its end is the end of the link: the hub then kills whatever still runs in
-its namespaces and removes them, so that nothing outlives a user that was killed itself.
+keeps them for as long as the emulated line would, and delivers them to their receivers. Orders come
+on standard input, whose end ends the link: the hub then kills whatever still runs in its namespaces
+and removes them, so that nothing outlives even a killed user of it.
 """
 
 import fcntl
@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn, final
 
 DEVICE, SUBNET = "wan0", bytes((10, 99, 0))
-# What every home router gives out, so that two homes have the same.
+# As every home router assigns it, so that two homes have the same address.
 PRIVATE = bytes((192, 168, 1, 10))
 TCP, UDP = 6, 17
 MAX_PACKET_BYTES, BATCH_PACKETS = 65536, 64
-# From linux/if_tun.h: an ioctl on a fresh descriptor, and packets without a header of their own.
+# From linux/if_tun.h: an ioctl on a fresh descriptor, and packets without an extra header.
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
-# Of the device itself: long enough that only the emulated queue ever drops anything.
+# The device's own queue, long enough that only the emulated queue drops packets.
 DEVICE_QUEUE_PACKETS = 10_000
 NAME = re.compile(r"thinwire-(\d+)-\d+")
 
@@ -42,9 +42,9 @@ class Line:
 
     Args:
         rate_bps: bits a second in either direction, IP headers included.
-        delay_s: from the last bit out of one node to the last bit into another, without queues.
-        loss: probability that a packet vanishes.
-        queue_s: how much waiting traffic a direction holds; what comes on top is dropped.
+        delay_s: time from the last bit out of one node to the last into another, without queues.
+        loss: probability of losing a packet.
+        queue_s: seconds of traffic that a direction queues; it drops anything beyond.
     """
 
     rate_bps: float
@@ -55,7 +55,7 @@ class Line:
 
 @final
 class Direction:
-    """Packets behind each other in one direction of a node's line."""
+    """The queue of packets in one direction of a node's line."""
 
     def __init__(self) -> None:
         self.free_s = 0.0
@@ -64,7 +64,7 @@ class Direction:
 
 @final
 class Router:
-    """Masquerades a node: others see its public address, and reach it only where it began.
+    """Masquerades a node: others see the public address, and reach it only in flows it began.
 
     Args:
         public: address of the router.
@@ -75,13 +75,13 @@ class Router:
         self._flows: set[bytes] = set()
 
     def out(self, packet: bytes) -> bytes:
-        """A packet of the node, as the others see it."""
+        """A packet from the node, as the others see it."""
         here, there = ports(packet)
         self._flows.add(packet[9:10] + packet[16:20] + there + here)
         return readdressed(packet, 12, self._public)
 
     def into(self, packet: bytes) -> bytes | None:
-        """A packet of another node, as this one sees it; None if it did not begin that flow."""
+        """A packet from another node, as this one sees it; None if it did not begin that flow."""
         there, here = ports(packet)
         if packet[9:10] + packet[12:16] + there + here not in self._flows:
             return None
@@ -89,13 +89,13 @@ class Router:
 
 
 def ports(packet: bytes) -> tuple[bytes, bytes]:
-    """The ports of sender and receiver of a TCP or UDP packet; of others nothing."""
+    """The ports of sender and receiver of a TCP or UDP packet; empty for others."""
     at = 4 * (packet[0] & 15)
     return (packet[at : at + 2], packet[at + 2 : at + 4]) if packet[9] in (TCP, UDP) else (b"", b"")
 
 
 def readdressed(packet: bytes, at: int, address: bytes) -> bytes:
-    """A packet with another IPv4 address at byte `at`, and the checksums that belong to it."""
+    """A packet with another IPv4 address at byte `at`, and matching checksums."""
     changed = bytearray(packet)
     header = 4 * (packet[0] & 15)
     places = {TCP: header + 16, UDP: header + 6}
@@ -103,8 +103,8 @@ def readdressed(packet: bytes, at: int, address: bytes) -> bytes:
     for place in sums:
         (old,) = struct.unpack_from("!H", packet, place)
         if packet[9] == UDP and place != 10 and not old:
-            continue  # UDP may go without
-        # RFC 1624: the sum of the complements of what goes and of what comes.
+            continue  # UDP may omit it
+        # RFC 1624: add the complement of the old words, then the new words.
         total = (~old & 0xFFFF) + sum(
             (~before & 0xFFFF) + after
             for before, after in zip(
@@ -120,16 +120,16 @@ def readdressed(packet: bytes, at: int, address: bytes) -> bytes:
 
 @final
 class Switch:
-    """Which packet is where, by a clock that the caller reads.
+    """Tracks where each packet is, by a clock that the caller reads.
 
-    A packet leaves its sender at the rate of the line, is under way for the delay, and enters its
+    A packet leaves its sender at the rate of the line, is in flight for the delay, and enters its
     receiver at the rate of the line again, so that several senders share one receiver's line.
 
     Args:
-        line: what every node has.
-        nodes: how many there are.
-        seed: of the packets that are lost.
-        behind_routers: nodes that are.
+        line: line of every node.
+        nodes: number of nodes.
+        seed: decides which packets are lost.
+        behind_routers: nodes behind routers.
     """
 
     def __init__(
@@ -173,13 +173,13 @@ class Switch:
                     yield node, packet
 
     def next_s(self) -> float | None:
-        """Time of the next arrival; None if nothing is under way."""
+        """Time of the next arrival; None if nothing is in flight."""
         lines = (*self._out, *self._in)
         return min((line.packets[0][0] for line in lines if line.packets), default=None)
 
     def _enter(self, node: int, packet: bytes, arrival_s: float) -> None:
         line, takes_s = self._in[node], len(packet) * self._s_per_byte
-        # Its first bit arrived that much earlier: an idle line adds nothing to the sender's.
+        # The first bit arrived that much earlier: an idle line adds no delay to the sender's.
         start_s = max(line.free_s, arrival_s - takes_s)
         if node in self.cut or start_s - arrival_s > self._queue_s:
             return
@@ -187,7 +187,7 @@ class Switch:
         line.packets.append((line.free_s, node, packet))
 
     def _target(self, packet: bytes) -> int | None:
-        """The node a packet is for; None for IPv6, broadcasts and other strangers."""
+        """The receiver of a packet; None for IPv6, broadcasts and anything else."""
         if packet[0] >> 4 != 4 or packet[16:19] != SUBNET:
             return None
         node = packet[19] - 1
@@ -198,7 +198,7 @@ class Switch:
 
 
 def ip(*arguments: str) -> str:
-    """The output of `ip ARGUMENTS`; raises OSError with what it complains about."""
+    """The output of `ip ARGUMENTS`; raises OSError with its error message."""
     done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
     if done.returncode:
         raise OSError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
@@ -211,8 +211,8 @@ def address(node: int) -> str:
 
 
 def make_node(node: int, namespace: str, mtu: int, *, behind_router: bool = False) -> int:
-    """Put a TUN device into `namespace`, which is new; returns the descriptor of its packets."""
-    # Made outside and moved: its descriptor stays with this process.
+    """Put a TUN device into the new `namespace`; returns the descriptor of its packets."""
+    # Made outside and moved, so that the descriptor stays with this process.
     name = f"tw{os.getpid()}n{node}"
     tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     request = struct.pack("16sH22x", name.encode(), IFF_TUN | IFF_NO_PI)
@@ -239,7 +239,7 @@ def remove(namespace: str) -> None:
 
 
 def kill_all(namespace: str) -> None:
-    """Kill every process in a namespace, and those they start meanwhile."""
+    """Kill every process in a namespace, including those that they start meanwhile."""
     until_s = time.monotonic() + 5
     while (running := ip("netns", "pids", namespace).split()) and time.monotonic() < until_s:
         for process in map(int, running):
@@ -259,7 +259,7 @@ def remove_leftovers() -> None:
 
 
 def is_hub(process: int) -> bool:
-    """True if a process runs this file: process ids are used again."""
+    """True if a process runs this file, because process ids are reused."""
     try:
         return Path(__file__).name.encode() in Path(f"/proc/{process}/cmdline").read_bytes()
     except OSError:
@@ -303,7 +303,7 @@ def obey(switch: Switch, orders: str) -> str:
 
 
 def read_batch(tap: int) -> Iterator[bytes]:
-    """Some packets that wait at a device: so few that others are not kept waiting."""
+    """Some of the packets that wait at a device, few enough not to starve the others."""
     for _ in range(BATCH_PACKETS):
         try:
             yield os.read(tap, MAX_PACKET_BYTES)
@@ -312,7 +312,7 @@ def read_batch(tap: int) -> Iterator[bytes]:
 
 
 def write(tap: int, packet: bytes) -> None:
-    """Hand a packet to a node; what it does not take is lost, as on any line."""
+    """Hand a packet to a node; a packet that it does not take is lost, as on any line."""
     try:
         os.write(tap, packet)
     except OSError:
@@ -326,7 +326,7 @@ def reply(answer: dict[str, object]) -> None:
 
 
 def leave(*_: object) -> NoReturn:
-    """End this process by way of its clean-up."""
+    """End this process through its clean-up."""
     raise SystemExit(1)
 
 
@@ -345,7 +345,7 @@ def main(
             ip("netns", "add", namespaces[-1])
             router = node in behind_routers
             taps.append(make_node(node, namespaces[-1], mtu, behind_router=router))
-        # A hub that waits for the processor is a slower line than the one asked for.
+        # A hub that waits for the processor makes the line slower than requested.
         os.setpriority(os.PRIO_PROCESS, 0, -10)
         reply({"namespaces": namespaces, "addresses": [address(node) for node in range(nodes)]})
         carry(Switch(line, nodes, behind_routers=behind_routers), taps, tapped)
