@@ -1,6 +1,6 @@
 """Accessibility of a page in a browser, by axe: contrast of text, names of controls.
 
-axe-core comes in the package axe-playwright-python; nothing is fetched.
+The package axe-playwright-python ships axe-core; nothing is fetched.
 """
 
 from importlib.resources import files
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-# What fades in is judged as it is in the end.
+# Elements that fade in are judged in their final state.
 _STILL = "*, ::before, ::after { transition: none !important; animation: none !important; }"
 _RUN = """
 axe.run({ resultTypes: ["violations"], preload: false }).then((found) => found.violations.flatMap(
@@ -19,12 +19,12 @@ axe.run({ resultTypes: ["violations"], preload: false }).then((found) => found.v
 
 
 def prepare(page: Any) -> None:
-    """Put axe into a page that is loaded."""
+    """Inject axe into a loaded page."""
     pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
     page.add_style_tag(content=_STILL)
     page.evaluate(files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8"))
 
 
 def violations(page: Any) -> list[str]:
-    """Rule, message and element of each violation on a page that is prepared."""
+    """Rule, message and element of each violation on a prepared page."""
     return page.evaluate(_RUN)

@@ -27,7 +27,7 @@ def method(
 
 
 def with_number(message: torch.Tensor, value: float) -> torch.Tensor:
-    """`message`, of the codec of plain fp32, with one number replaced and checksums that fit."""
+    """`message`, in plain fp32, with one number replaced and matching checksums."""
     body = message[64:].clone().view(torch.float32)
     body[3] = value
     header = read_origin(message)._replace(codec=tw.codecs.Identity().id)
@@ -69,19 +69,19 @@ class AsyncTeam:
             self.taken[rank] += 1
 
     def run(self, advances: int | None = None) -> "AsyncTeam":
-        """So many groups of arrivals, or all."""
+        """Run that many groups of arrivals, or all."""
         for _ in itertools.count() if advances is None else range(advances):
             if not self.simulation.advance():
                 break
         return self
 
     def theta(self) -> list[torch.Tensor]:
-        """In the order of the model's parameters."""
+        """The server's parameters, in the order of the model's."""
         anchor = self.server.anchor()
         return [anchor[name].clone() for name, _ in self.server.model.named_parameters()]
 
     def _parts(self) -> dict[str, list]:
-        """All that has a state, by name."""
+        """Everything with a state, by name."""
         alone = {"server": [self.server], "simulation": [self.simulation]}
         each = {"workers": self.workers, "models": self.models, "optimizers": self.optimizers}
         return alone | each

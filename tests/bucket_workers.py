@@ -23,8 +23,8 @@ LONG = 12 * H
 SECRET = "a secret of many characters"
 NESTEROV = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
 UP_S = 12.0
-SNAPSHOT_AFTER = 2.0  # of every worker, by its bytes
-_BUILDING = threading.Lock()  # models are made by a generator that all threads share
+SNAPSHOT_AFTER = 2.0  # for every worker, in multiples of its bytes
+_BUILDING = threading.Lock()  # building a model uses a generator that all threads share
 
 
 def memory() -> Any:
@@ -48,10 +48,10 @@ def write(store: Any, key: str, payload: bytes) -> None:
 
 
 class Worker:
-    """A worker with a model, that trains in a thread of its own.
+    """A worker that trains a model in a thread of its own.
 
-    It has the data of `number` among `of` workers; `least_wait_s` is long enough that no thread of
-    a busy machine is late, unless it is to be; `options` are further ones of `ElasticOptions`.
+    It has the data of `number` among `of` workers. `least_wait_s` is so long that no thread of a
+    busy machine is late by accident; `options` are further ones of `ElasticOptions`.
     """
 
     def __init__(
@@ -117,11 +117,11 @@ class Worker:
         return self
 
     def digest(self, timeout_s: float = UP_S) -> str:
-        """That it ends with, once it has; or what stopped it."""
+        """Wait for the worker to end; returns its digest, or raises what stopped it."""
         return self._ended.result(timeout_s)
 
     def fails(self, kind: type[Exception], *words: str) -> None:
-        """Wait until it ends with an error that has these words."""
+        """Wait until the worker ends with an error that contains these words."""
         error = self._ended.exception(UP_S)
         assert isinstance(error, kind), error
         assert [word for word in words if word not in str(error)] == []
@@ -140,7 +140,7 @@ class Worker:
     def before(
         self, request: str, concerned: Callable[[str], bool], act: Callable[[str], Awaitable[Any]]
     ) -> None:
-        """Have `act` happen before the requests of this worker for the objects `concerned`."""
+        """Run `act` before this worker's requests for the objects `concerned`."""
         real = getattr(self.objects, request)
 
         async def asked(key: str, *args: Any, **kwargs: Any) -> Any:
@@ -153,7 +153,7 @@ class Worker:
     def sends(
         self, concerned: Callable[[str], bool], change: Callable[[bytearray], bytearray]
     ) -> None:
-        """Change the objects `concerned` on their way into the store."""
+        """Change the objects `concerned` on the way to the store."""
         real = self.objects.put
 
         async def put(key: str, parts: Any, *args: Any, **kwargs: Any) -> bool:
@@ -165,7 +165,7 @@ class Worker:
 
 
 class Stopped(Exception):
-    """What `stops` raises."""
+    """The exception that `stops` raises."""
 
 
 def stops() -> None:
@@ -173,7 +173,7 @@ def stops() -> None:
 
 
 class Hold:
-    """Holds a worker's request until it is told to let go, and says when it has come."""
+    """Holds a worker's request until it is released, and signals its arrival."""
 
     def __init__(self) -> None:
         self.has_come, self.may_go = threading.Event(), threading.Event()
@@ -185,7 +185,7 @@ class Hold:
 
 
 def workers(store: Any, count: int, described: tw.Method | None = None, **fields) -> list[Worker]:
-    """As many workers that begin together, each with data of its own."""
+    """Workers that begin together, each with data of its own."""
     given = {"min_workers": min(count, 2), **fields}
     return [
         Worker(store, f"w{number}", described, number=number, of=count, **given)
@@ -199,7 +199,7 @@ def started(running: Sequence[Worker], steps: int) -> None:
 
 
 def ended(running: Sequence[Worker]) -> list[str]:
-    """The digests of workers, in the end."""
+    """The digests of workers, once they have ended."""
     try:
         return [worker.digest() for worker in running]
     finally:
@@ -208,20 +208,20 @@ def ended(running: Sequence[Worker]) -> list[str]:
 
 
 def slowly(*running: Worker, seconds: float = 0.03, steps: int = LONG) -> None:
-    """Have workers take time for each step, in which another one catches up."""
+    """Slow each step of workers down, so that another worker can catch up."""
     for worker in running:
         for step in range(steps):
             worker.before_step.setdefault(step, lambda: time.sleep(seconds))
 
 
 def train(running: Sequence[Worker], steps: int) -> list[str]:
-    """Train all of them to the end; returns their digests."""
+    """Train all workers to the end; returns their digests."""
     started(running, steps)
     return ended(running)
 
 
 def fixed_digest(described: tw.Method, count: int, steps: int, *, model=build_model) -> str:
-    """That of as many workers in one process, of which none comes or goes."""
+    """The digest of the same number of workers in one process, none of which comes or goes."""
     if count == 1:
         # A worker that stays alone to the end rounds less than one that others may join.
         players = elastic_hub.crew(ElasticHub(), described, 1, of=1, model=model)

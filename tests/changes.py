@@ -24,7 +24,7 @@ class Change:
 
 
 class Changing(WrappedTransport):
-    """A transport with `change` at every exchange; it may be replaced between two."""
+    """A transport that applies `change` to every exchange; a test may replace it in between."""
 
     def __init__(self, inner: Transport, change: Change) -> None:
         super().__init__(inner)
@@ -41,7 +41,7 @@ Tamper = Callable[[list[Tensor]], list[Tensor]]
 
 
 class Wire(Change):
-    """Changes what arrives (`shards`: at a shard's owner), or what is sent."""
+    """Changes messages that arrive (`shards`: at a shard's owner), or those that are sent."""
 
     def __init__(self, rank: int, workers: int) -> None:
         self.rank, self.workers = rank, workers
@@ -55,7 +55,7 @@ class Wire(Change):
     def arrived(self, post: Post, received: Received) -> Received:
         change = self.shards
         if post.is_to_all(self.workers):
-            # What a worker sends reaches itself, too, as others get it.
+            # A worker's own message reaches itself as others receive it.
             own = self.sending(next(iter(post.to.values())))
             change, received = self.arriving, {self.rank: own, **received}
         nothing = torch.empty(0, dtype=torch.uint8)

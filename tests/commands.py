@@ -1,4 +1,4 @@
-"""`thinwire` as a process of its own, which trains a tiny model on a text of its folder."""
+"""`thinwire` as a separate process that trains a tiny model on a text in its folder."""
 
 import os
 import subprocess

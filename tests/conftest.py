@@ -10,18 +10,18 @@ import wan
 
 import forked
 
-# An example may take as long as it likes: what else a machine does decides on that.
+# No deadline for examples, because other load on the machine decides how long they take.
 hypothesis.settings.register_profile("busy machine", deadline=None)
 hypothesis.settings.load_profile("busy machine")
 
-# Shells ignore Ctrl-C in what they start in the background, and so does all that it starts.
+# Shells ignore Ctrl-C in background processes, and their children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """All processes of pytest-xdist fork from one server, which loads while they collect."""
+    """Let all pytest-xdist processes fork from one server, which loads while they collect."""
     node.workerinput["server"] = forked.offered()
 
 
@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give the `slow` mark to the cases that `slow_cases("beginning of the id", ...)` names.
 
-    What uses a server that lasts for the session runs in one process, so that only one is started.
+    Tests that use a session-wide server run in one process, so that only one server starts.
     """
     for item in items:
         for server in {"running", "s3"} & {*getattr(item, "fixturenames", ())}:
@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Keep modules and tests out of garbage collections, a tenth of the time otherwise."""
+    """Keep modules and tests out of garbage collection, which would take a tenth of the time."""
     gc.collect()
     gc.freeze()
 
@@ -60,7 +60,7 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def real() -> ModuleType:
-    """The emulated wide-area links of tools/wan.py, where they can do their work."""
+    """The emulated wide-area links of tools/wan.py, on machines that support them."""
     if (reason := wan.Link.supported()) is not None:
         pytest.skip(reason)
     return wan

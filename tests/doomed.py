@@ -1,4 +1,4 @@
-"""An inner optimizer that fails: in a module, so that other processes find it."""
+"""An inner optimizer that fails, in a module of its own so that other processes can import it."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from thinwire.inner import InnerOptimizer
 
 @dataclass(frozen=True, kw_only=True)
 class Doomed(InnerOptimizer):
-    """SGD whose steps do what the method `how` does."""
+    """SGD whose steps first call the method named `how`."""
 
     how: str
     file: str = ""
@@ -31,7 +31,7 @@ class Doomed(InnerOptimizer):
             opened.write(".")
 
     def kill_once(self, taken: int) -> None:
-        """Die in step 5, unless `file` is there: then add a mark to it in every step."""
+        """Die in step 5, unless `file` exists: then add a mark to it in every step."""
         if Path(self.file).exists():
             self.mark()
         elif taken == 5:
@@ -47,7 +47,7 @@ class Doomed(InnerOptimizer):
         raise RuntimeError("the accelerator is on fire")
 
     def say(self, taken: int) -> None:
-        """Print and warn, also as a library in C would, past Python's streams."""
+        """Print and warn, also past Python's streams as a C library would."""
         print("said to stdout")
         warnings.warn("said to stderr", stacklevel=1)
         os.write(2, b"said past Python\n")

@@ -22,7 +22,7 @@ def method(**fields) -> tw.Method:
 
 
 def lossy(**fields) -> tw.Method:
-    """One that loses something on the way on purpose: what is left over is what is looked at."""
+    """A method that is lossy on purpose, for tests that look at what is left over."""
     with pytest.warns(tw.errors.LossyReduceScatterWarning):
         return method(**fields)
 
@@ -88,7 +88,7 @@ class Player:
 
 
 def meet(hub: ElasticHub, players: Iterable[Player]) -> None:
-    """Let these take part from the next round on."""
+    """Let `players` take part from the next round on."""
     hub.set_members(*(player.node for player in players))
 
 
@@ -120,7 +120,7 @@ def train(players: Sequence[Player], steps: int) -> None:
 
 
 def to_boundary(players: Sequence[Player]) -> None:
-    """Train until all that is left of a round is to exchange it."""
+    """Train until only the exchange of the round is left."""
     train(players, H - 1)
     inner(players)
 
@@ -133,7 +133,7 @@ def begin_with(players: Sequence[Player], late: Player) -> None:
 
 
 def flush(players: Sequence[Player]) -> None:
-    """What flush() does on all of them: they share a thread."""
+    """The equivalent of flush() on all players, which share a thread."""
     for _ in range(9):
         for player in players:
             player.loop.begin(last=True)

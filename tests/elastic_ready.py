@@ -1,4 +1,4 @@
-"""A run in a store that no worker wrote."""
+"""A run in a store that was not written by workers."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ def write_run(
     token: Token | None = None,
     about: dict[str, str] | None = None,
 ) -> None:
-    """Write rolls of the run `r`, calls before the numbers of others, and its description."""
+    """Write rolls of the run `r`, `calls` for rolls by number, and its description."""
     objects = RunObjects(ObjectStore(url), "r", token)
 
     async def put() -> None:

@@ -1,4 +1,4 @@
-"""Kills, stops and lost stores at random moments that a seed decides."""
+"""Kills, stops and lost stores at random moments, chosen by a seed."""
 
 import random
 import signal
@@ -26,8 +26,8 @@ def inject_faults(
 ) -> list[str]:
     """Inject faults into a team, which then must `finish`; returns what was done.
 
-    A killed or stopped worker is one rank of it or all. A "long stop" is longer than any timeout of
-    these workers; "hub" is its death, which at "all" is that of all workers, too.
+    A kill or stop hits one rank of a worker or all of them. A "long stop" outlasts any timeout of
+    these workers; "hub" kills the hub, and "all" kills it and all workers.
     """
     draw, began_s, done = random.Random(seed), time.monotonic(), []
     started = team.start_all(*(f"w{number}" for number in range(workers)), **options)
@@ -69,8 +69,8 @@ def inject_faults(
 
 
 def restart(team: Team, live: dict[str, Worker], worker: Worker, **options: Any) -> None:
-    """Start a worker again, as an operator would: the death of a rank is that of its worker."""
-    # Ranks that wait in torch for one that never came are their launcher's to end.
+    """Restart a worker, as an operator would: if a rank dies, so does its worker."""
+    # Ranks that wait in torch for one that never came are for their launcher to end.
     if not all(rank.records for rank in worker.ranks):
         worker.send_to_all(signal.SIGKILL)
     team.until(lambda: all(rank.gone for rank in worker.ranks), 90)

@@ -1,8 +1,8 @@
-"""Whole elastic sessions over a store in memory, under one scheduler: faults, and what must hold.
+"""Whole elastic sessions over a store in memory, under one scheduler: faults and invariants.
 
 `Setup.drawn(seed)` draws a run, its store and its faults; `Simulation(setup).run()` plays it and
-raises `Violation` where two workers disagree, a data share is read twice, a roll does not follow on
-the one before, or a worker does not end once the faults are over. The same seed replays the same
+raises `Violation` if two workers disagree, a data share is read twice, a roll does not follow its
+predecessor, or a worker does not end once the faults are over. The same seed replays the same
 schedule, callback by callback:
 
     python tests/elastic_simulation.py --seeds 0:1000 >> results.jsonl
@@ -51,35 +51,35 @@ from thinwire.transport.sealed_objects import SealedObjects, bytes_tensor, name_
 from virtual_time import Process, StoreFaults, VirtualLoop, VirtualRanks, VirtualStore
 
 SYNC_EVERY = 2
-CALM_S = 2 * 3600.0  # once the faults are over, all workers end in this time
+CALM_S = 2 * 3600.0  # all workers end within this time after the last fault
 LOOK_S = 600.0
-LATE_UNTIL_S = 600.0  # where each round has some late messages, none may ever count
+LATE_UNTIL_S = 600.0  # if each round has some late messages, none may ever count
 GIVE_UP_S = 60.0
-LONG_S = 60.0  # what leads to the run's position for so long is found
+LONG_S = 60.0  # workers find what has led to the run's position for this long
 NO_WAY = "cannot go on with the run", "cannot end with the others", "cannot read roll"
 RUN = "run"
 TOKEN = Token("a secret of many characters")
 
 
 class Violation(AssertionError):
-    """What must hold did not."""
+    """An invariant was violated."""
 
 
-# -- what is drawn ---------------------------------------------------------------------------------
+# -- random setups ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What happens to the process that slot `slot` has at that time.
+    """A fault that hits whichever process slot `slot` has at that time.
 
     Args:
-        kind: "kill", "pause", "twin" (a second process with its identity), "leave", or "lose": an
-            object is gone from the store, but not the newest roll.
-        slot: of a worker; -1 is all of them.
-        rank: of the worker, whose process alone it happens to; -1 is all of them.
-        after_steps: callbacks of the process, after which it happens; 0 to go by `at_s`.
-        at_s: when it happens, from the beginning.
-        for_s: how long a pause lasts, and a killed worker is away.
+        kind: "kill", "pause", "twin" (a second process with the same identity), "leave", or "lose":
+            an object other than the newest roll vanishes from the store.
+        slot: slot of a worker; -1 is all of them.
+        rank: the only rank of the worker that is hit; -1 is all of them.
+        after_steps: callbacks of the process before the fault; 0 to go by `at_s`.
+        at_s: time of the fault, from the beginning.
+        for_s: how long a pause lasts, or a killed worker stays away.
         back: how a killed worker comes back: "checkpoint", "empty", "renamed" or "never".
     """
 
@@ -98,7 +98,7 @@ class Setup:
 
     Args:
         late: share of the messages of each worker's last rank that are sent late.
-        late_s: by how much, at most.
+        late_s: the longest such delay.
     """
 
     seed: int
@@ -215,7 +215,7 @@ class _Fragment:
 
 
 class _Link:
-    """To the store, from one rank."""
+    """One rank's connection to the store."""
 
     def __init__(self, random: Random, late: float, late_s: float) -> None:
         self._random, self._late, self._late_s = random, late, late_s
@@ -224,7 +224,7 @@ class _Link:
         return "VirtualStore()"
 
     def late_s(self, key: str) -> float:
-        """By how much an object is written late."""
+        """The delay with which an object is written."""
         is_late = self._late and "/message/" in key and now_s() < LATE_UNTIL_S
         if not is_late or self._random.random() >= self._late:
             return 0.0
@@ -251,7 +251,7 @@ class Worker:
         self.ended_at_step = -1
         self.fragments = [_Fragment(f"fragment {n}") for n in range(self.setup.fragments)]
         self.plan: RoundPlan | None = None
-        self.session: Session | None = None  # of the first rank
+        self.session: Session | None = None  # only on the first rank
         self.shard: Any = None
         self.may_end = True
         self.is_asked_to_leave = False
@@ -328,7 +328,7 @@ class Worker:
         while self.step < setup.steps or not await self.flush():
             if not self.index:
                 self.checks.reads(self)
-            # Its ranks train in collectives.
+            # The ranks of a worker train in collectives.
             train_s = setup.train_s * (1 + setup.spread * random.random())
             saves = random.random() < setup.checkpoints
             given = self.is_asked_to_leave, train_s, saves
@@ -349,7 +349,7 @@ class Worker:
         return "ended"
 
     async def join(self) -> None:
-        """Have a session, or follow that of the first rank."""
+        """Open a session, or follow that of the first rank."""
         setup, simulation, ranks = self.setup, self.simulation, self.ranks
         late = setup.late if self.index == setup.ranks - 1 else 0.0
         store = ObjectStore(_Link(simulation.random, late, setup.late_s))
@@ -545,7 +545,7 @@ def _gather(message: Tensor, rank: int, workers: int) -> Any:
 def _scatter(message: Tensor, rank: int, workers: int, *, is_exact: bool) -> Any:
     """Every worker hashes what all sent it, and sends the hash to all.
 
-    Another one hashes what was sent to a worker that is lost.
+    Another worker hashes what was sent to a lost one.
     """
 
     def combined(to: int, sent: Mapping[int, Tensor]) -> Tensor:
@@ -561,7 +561,7 @@ def _scatter(message: Tensor, rank: int, workers: int, *, is_exact: bool) -> Any
         other: bytes_tensor(message.numpy().tobytes() + b"to%04d" % other) for other in others
     }
     received = yield Post(shards, dict.fromkeys(others, 22), allow_missing=True)
-    # A worker does not send its own shard: no other gets the same.
+    # A worker does not send its own shard, which no other worker gets.
     mean = combined(rank, {**received, rank: bytes_tensor(b"mine, to%04d" % rank)})
     post = to_all(mean, rank, workers, allow_missing=True)
     received = yield post._replace(stand_in=combined)
@@ -590,11 +590,11 @@ def _hash(data: bytes | str) -> bytes:
     return hashlib.sha256(data.encode() if isinstance(data, str) else data).digest()[:8]
 
 
-# -- what must hold --------------------------------------------------------------------------------
+# -- invariants ------------------------------------------------------------------------------------
 
 
 class Checks:
-    """What holds in every schedule, checked as it happens."""
+    """Invariants of every schedule, checked as it runs."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
@@ -627,7 +627,7 @@ class Checks:
         _hold(now.version >= was.version, f"roll {number} goes back from {was} to {now}")
         _hold(now.dealt == was.dealt + len(before.names), f"roll {number} deals {now} after {was}")
         versions = [round.version for round in roll.rounds]
-        # A worker that comes back from its checkpoint does not know by which rounds it got there.
+        # A worker back from its checkpoint does not know which rounds led there.
         ends = range(now.version - len(versions) + 1, now.version + 1)
         _hold(versions == list(ends), f"roll {number} tells of {versions} from {was} to {now}")
         for index in range(self._setup.ranks):
@@ -640,7 +640,7 @@ class Checks:
             _hold(now.step == self._setup.steps, f"the end is at {now}")
 
     def is_passed(self, ranks: Sequence[Worker]) -> bool:
-        """Whether the run has been where a worker is, with all of its ranks at one version."""
+        """Whether all ranks of a worker are at one version, through which the run has passed."""
         last = self.rolls[-1].position
         if len({rank.version for rank in ranks}) > 1:
             return False
@@ -653,7 +653,7 @@ class Checks:
         return True
 
     def begins(self, worker: Worker, plan: RoundPlan) -> None:
-        """A worker begins a round, or is told of the end."""
+        """A worker begins a round, or learns of the end."""
         here, last = worker.progress(), self.rolls[-1]
         entered = [roll for roll in self.rolls if roll.position.dealt == plan.dealt]
         may_be = [last] if plan.phase is Phase.DONE else entered
@@ -683,7 +683,7 @@ class Checks:
         self._parents[worker.index, now.version, now.digest] = was.version, was.digest
         assert plan is not None
         other = self._steps.setdefault((worker.index, plan.dealt, tag), after)
-        # A message that is gone for the second reader forks it; its digest loses the next roll.
+        # A message lost before its second read forks that reader, whose digest loses the next roll.
         may_fork = any(fault.kind == "lose" for fault in self._setup.faults)
         _hold(
             other == after or may_fork or self._setup.store.damaged > 0,
@@ -703,7 +703,7 @@ class Checks:
 
 
 def digest_of(position: Progress, index: int) -> str:
-    """That of one rank of a worker, or "" where its ranks differ."""
+    """The digest of one rank of a worker, or "" if its ranks differ."""
     pieces = position.digest.split(".")
     return pieces[index] if index < len(pieces) else ""
 
@@ -713,7 +713,7 @@ def _hold(is_so: bool, what: str) -> None:
         raise Violation(what)
 
 
-# -- all of it -------------------------------------------------------------------------------------
+# -- a schedule ------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -721,18 +721,18 @@ class _Life:
     slot: int
     identity: str
     ranks: Sequence[Worker] = ()
-    is_struck: bool = False  # somebody starts it again
+    is_struck: bool = False  # somebody restarts it
 
     @property
     def outcome(self) -> str:
-        """Of its first rank that has one that says something."""
+        """The first informative outcome among its ranks."""
         outcomes = [rank.outcome for rank in self.ranks]
         named = [each for each in outcomes if each and "go on as a worker of" not in each]
         return [*named, *filter(None, outcomes), ""][0] if self.is_done else ""
 
     @property
     def is_done(self) -> bool:
-        """Whether all of its processes have ended."""
+        """Whether all processes of the worker have ended."""
         return all(rank.process.is_dead for rank in self.ranks)
 
 
@@ -740,8 +740,8 @@ class Simulation:
     """One schedule.
 
     Args:
-        setup: what is run.
-        trace: whether `lines` are kept.
+        setup: run, store and faults.
+        trace: whether to keep `lines`.
     """
 
     def __init__(self, setup: Setup, *, trace: bool = False) -> None:
@@ -763,7 +763,7 @@ class Simulation:
         self._saving: dict[tuple[str, int], dict[int, Snapshot]] = {}
         self.errors: Counter[str] = Counter()
         self.struck: Counter[str] = Counter()
-        self._waiting = 0  # workers that are yet to be started
+        self._waiting = 0  # workers yet to start
         self._over = self.loop.create_future()
         self._calm_s = 0.0
         self._faults_left: dict[int, list[Fault]] = {}
@@ -774,7 +774,7 @@ class Simulation:
         """Play the schedule.
 
         Raises:
-            Violation: something that must hold did not.
+            Violation: an invariant was violated.
         """
         try:
             for slot, start_s in enumerate(self.setup.starts_s):
@@ -800,7 +800,7 @@ class Simulation:
             self.lines.append(f"{self.loop.time():10.2f} {name:8} {what}")
 
     def save(self, rank: Worker) -> None:
-        """Save a rank's part of a checkpoint, which is one once all ranks' are there."""
+        """Save a rank's part of a checkpoint, which is complete once all ranks have saved."""
         parts = self._saving.setdefault((rank.name, rank.version), {})
         parts[rank.index] = rank.capture()
         if len(parts) == self.setup.ranks:
@@ -858,7 +858,7 @@ class Simulation:
         self._exit(life, rank)
 
     def _exit(self, life: _Life, rank: Worker) -> None:
-        """A process ends: with all that it does, whatever its outcome."""
+        """A process ends, with everything that it was doing, whatever its outcome."""
         if rank.process.is_dead:
             return
         rank.process.kill()
@@ -868,7 +868,7 @@ class Simulation:
         self._look_for_end()
 
     def _failed(self, life: _Life) -> None:
-        """A worker ended with an error: somebody starts it again, unless it is one too many."""
+        """A worker ended with an error: somebody restarts it, unless that is once too often."""
         self.errors[life.outcome[:40]] += 1
         if any(name in life.outcome for name in NO_WAY) and (way := self._way(life, LONG_S)):
             self._end(Violation(f"{life.ranks[0].name}: {life.outcome}, and {way}"))
@@ -879,7 +879,7 @@ class Simulation:
         self._start_later(30.0, life.slot, life.identity)
 
     def _strike(self, fault: Fault) -> None:
-        """Have a fault happen."""
+        """Inject a fault."""
         if fault.kind == "lose":
             newest = max((key for key in self.store.objects if "/roll/" in key), default="")
             kinds = (f"{RUN}/roll/", f"{RUN}/message/", f"{RUN}/state/")
@@ -906,7 +906,7 @@ class Simulation:
             elif not life.is_struck:
                 life.is_struck = True
                 self._bring_back(life, fault)
-                # What started the worker ends its other ranks after a while.
+                # The worker's launcher ends its other ranks after a while.
                 late_s = 20.0 * self.random.random()
                 for rank in life.ranks:
                     if rank in ranks:
@@ -929,7 +929,7 @@ class Simulation:
     # -- the end -----------------------------------------------------------------------------------
 
     def _way(self, life: _Life, for_s: float) -> str:
-        """What has led a worker to the run's position for so long; "" if nothing does."""
+        """What has led a worker to the run's position for `for_s`; "" if nothing does."""
         last, store, size = self.checks.rolls[-1], self.store, self.setup.ranks
         shards = [f".{index}" if size > 1 else "" for index in range(size)]
         now, rolls = self.loop.time(), self.checks.rolls
@@ -950,7 +950,7 @@ class Simulation:
             base = f"{RUN}/state/{state.version:012}/{name_part(state.writer)}"
             if state.writer and all(is_there(f"{base}{shard}/end") for shard in shards):
                 states[state.version] = base
-        # The messages in the store do not lead to a state that one read damaged led to.
+        # Messages in the store do not lead to a state that came from one damaged read.
         is_exact = self.setup.is_sealed or not store.damaged
         for version, base in states.items():
             if (is_exact or version == last.position.version) and all(
@@ -963,7 +963,7 @@ class Simulation:
         is_over = all(life.is_done for life in self.lives)
         if is_over and not self._waiting:
             outcomes = [life.outcome for life in self.lives]
-            # What only killed workers had is lost, if nothing in the store leads there.
+            # State that only killed workers had is lost if nothing in the store leads there.
             asked = [each for each in self.lives if any(n in each.outcome for n in NO_WAY)]
             is_lost = bool(asked) and not any(self._way(life, 0.0) for life in asked)
             gone = {life.slot for life in self.lives if life.outcome == "left"}

@@ -1,4 +1,4 @@
-"""Elastic workers as real processes, and what can happen to them."""
+"""Elastic workers as real processes, and faults to inject into them."""
 
 import json
 import os
@@ -21,7 +21,7 @@ LEAST_WAIT_S = 1.0
 class Worker(forked.Forked):
     """A worker, or its first rank, as a process, and the records that it printed.
 
-    `further` are its other ranks, and `arguments` those of `work`, which is one of `Team`.
+    `further` are its other ranks, and `arguments` those of the function `work` of its `Team`.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Worker(forked.Forked):
         return self.last("digest")
 
     def last(self, field: str) -> Any:
-        """The first record with `field`, such as those of its end."""
+        """The first record with `field`, such as one of its end."""
         return next((t[field] for t in self.records if field in t), None)
 
     def events(self, kind: str = "") -> list[dict[str, Any]]:
@@ -74,16 +74,16 @@ class Worker(forked.Forked):
         return [t for t in self.records if "share" in t]
 
     def longest_stall_s(self, since: int = 0) -> float:
-        """Between two inner steps from version `since` on."""
+        """The longest time between two inner steps from version `since` on."""
         times = [t["at_s"] for t in self.steps() if t["version"] >= since]
         return max((b - a for a, b in pairwise(times)), default=0.0)
 
 
 class Team:
-    """Workers, all of them processes, that share an object store and nothing else; ends them all.
+    """Worker processes that share an object store and nothing else; ends all of them.
 
-    The store is a folder of the test's, a hub of the same token, or an S3 server, to which workers
-    have a way that can be cut. Each does `work`, MODULE.FUNCTION, with these and its own options.
+    The store is a folder of the test, a hub with the same token, or an S3 server over a connection
+    that can be cut. Each worker runs `work`, MODULE.FUNCTION, with the team's and its own options.
     """
 
     def __init__(
@@ -119,10 +119,10 @@ class Team:
     def _processes(self) -> list[Worker]:
         return [rank for worker in self.workers for rank in worker.ranks]
 
-    # -- what can be done --------------------------------------------------------------------------
+    # -- actions -----------------------------------------------------------------------------------
 
     def cut_store(self, seconds: float) -> None:
-        """Let no worker reach the store for so long."""
+        """Cut all workers off the store for that long."""
         assert self.proxy or self.hub
         self.is_cut = True
         if self.hub is not None:
@@ -140,9 +140,9 @@ class Team:
         of_rank: Mapping[int, dict[str, Any]] | None = None,
         **options: Any,
     ) -> Worker:
-        """Start a worker, or one again that was killed.
+        """Start a worker, or restart one that was killed.
 
-        Its model is sharded over `ranks` processes, of which each may have options of its own.
+        Its model is sharded over `ranks` processes, each of which may have options of its own.
         """
         meeting = f"127.0.0.1:{free_port()}"
         started: list[Worker] = []
@@ -155,13 +155,13 @@ class Team:
         return started[0]
 
     def start_all(self, *identities: str, **options: Any) -> list[Worker]:
-        """Start workers, and wait until they have gone some rounds together."""
+        """Start workers, and wait until they have trained some rounds together."""
         workers = [self.start(identity, **options) for identity in identities]
         self.until(lambda: all(self.met(w, len(workers)) for w in workers))
         return workers
 
     def met(self, worker: Worker, workers: int) -> bool:
-        """Whether `worker` has trained among so many."""
+        """Whether `worker` has trained among that many."""
         return any(t["workers"] == workers and t["version"] for t in worker.steps())
 
     def until(self, what: Callable[[], Any], timeout_s: float = 40) -> None:
@@ -172,7 +172,7 @@ class Team:
             time.sleep(0.01)
 
     def finish(self, timeout_s: float = 50) -> list[Worker]:
-        """Wait for all that were not killed: they end well, with equal digests; returns them."""
+        """Wait for workers that were not killed to end well, with equal digests; returns them."""
         end_s = time.monotonic() + timeout_s
         alive = [w for w in self._processes() if w.poll() in (None, 0)]
         for worker in alive:
@@ -187,10 +187,10 @@ class Team:
         self.check_shares()
         return alive
 
-    # -- what is to be seen ------------------------------------------------------------------------
+    # -- observations ------------------------------------------------------------------------------
 
     def check_shares(self) -> None:
-        """No share was dealt to two workers, and none read twice by one of their ranks."""
+        """Check that no share was dealt to two workers, or read twice by a rank."""
         owners: dict[int, Worker] = {}
         for worker in self.workers:
             for rank in worker.ranks:
@@ -200,7 +200,7 @@ class Team:
                     assert owners.setdefault(share, worker) is worker, (share, self.report())
 
     def report(self) -> str:
-        """What happened, for finding out why."""
+        """What happened, for debugging."""
         lines = []
         for worker in self._processes():
             steps = worker.steps()

@@ -1,7 +1,7 @@
 """Elastic workers in one process and one thread, without a network: a test decides what fails.
 
-In every round, workers that were there before call `OuterLoop.begin` before newcomers do, and all
-of them before any calls `finish`.
+In every round, earlier members call `OuterLoop.begin` before newcomers do, and all of them before
+any calls `finish`.
 """
 
 from collections.abc import Callable, Generator, Mapping
@@ -27,21 +27,21 @@ T = TypeVar("T")
 
 
 class ElasticHub:
-    """Connects K elastic workers that share a thread, and does to them what a network would.
+    """Connects K elastic workers that share a thread, in place of a network.
 
     There is no timeout: between rounds, a test sets the members and the attributes below.
     """
 
     def __init__(self) -> None:
         self.discards: Callable[[RoundTag], bool] = lambda tag: False
-        # Of what one worker sends another, or itself: a store has one object for all of them.
+        # Changes what one worker sends another, or itself: a store has one object for all of them.
         self.tamper: Callable[[int, int, Tensor], Tensor] = lambda sender, to, payload: payload
         # Names of workers that take every round for discarded, though it counts.
         self.uninformed: set[str] = set()
-        self.heal_by = "records"  # where all are known, or "snapshot"
-        self.records: dict[int, RoundRecord] = {}  # by the version after them
+        self.heal_by = "records"  # if all are known; or "snapshot"
+        self.records: dict[int, RoundRecord] = {}  # by the version after each
         self.shares: list[int] = []  # that were dealt
-        self.broken = False  # whether all are told in the next round that they have a new group
+        self.broken = False  # whether the next round tells all workers of a new group
         self._members: list[HubTransport] = []
         self._arrived: list[str] = []
         self._step = self._dealt = 0
@@ -49,13 +49,13 @@ class ElasticHub:
         self._phase = Phase.JOIN
 
     def connect(self, name: str) -> "HubTransport":
-        """A transport for one worker, which takes part once it is among the members."""
+        """A transport for one worker, which takes part once it is a member."""
         return HubTransport(self, name)
 
     def set_members(self, *members: "HubTransport") -> None:
         """Let `members`, in rank order, take part from the next round on, and no others.
 
-        As if the group had been lost: what is under way counts for no worker.
+        As if the group had been lost: a round in flight counts for no worker.
         """
         self._members = list(members)
         self.broken, self._arrived = True, []
@@ -113,12 +113,12 @@ class HubTransport(Transport, Membership):
     is_fixed = False
 
     def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
-        """Know no other's: a test gives all workers the same method."""
+        """Return no cards, because a test gives all workers the same method."""
         del tag
         return {self.rank: card}
 
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
-        """Carry the exchange when a worker waits for it, as the test has it."""
+        """Carry the exchange when a worker waits for it, as the test wants it."""
         rank, workers = self.rank, self.world_size
 
         def carry(post: Post) -> Generator[Post, Received, Received]:
@@ -153,7 +153,7 @@ class HubTransport(Transport, Membership):
 
 
 class _HubRound(Round[T]):
-    """An exchange, and what the hub does to it when its worker waits."""
+    """An exchange, which the hub settles when its worker waits."""
 
     def __init__(self, node: HubTransport, inner: Round[T], tag: RoundTag) -> None:
         self._node, self._inner, self._tag = node, inner, tag

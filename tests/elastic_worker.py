@@ -1,4 +1,4 @@
-"""Elastic workers that tell JSON lines: `python elastic_worker.py MODULE.FUNCTION ARGUMENTS`."""
+"""Elastic workers that print JSON lines: `python elastic_worker.py MODULE.FUNCTION ARGUMENTS`."""
 
 import datetime
 import faulthandler
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # imported when a process group is there, it would keep the group
+import torch._dynamo  # imported after a process group exists, it would keep the group
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import thinwire as tw
 
-# Loaded here, so that processes that are forked from this one need not load them.
+# Loaded here, so that forked processes need not load them.
 import thinwire.cli
 import thinwire.elastic.session
 import thinwire.elastic.worker_ranks
@@ -45,7 +45,7 @@ def build_layers() -> torch.nn.Module:
 
 
 def work(store: str, identity: str, options: dict) -> None:
-    """One worker of a toy model, which ends with status 1 if the run has no place for it.
+    """One worker with a toy model, which ends with status 1 if the run has no place for it.
 
     Options: steps, every (H), method, exchange, step_s (how long an inner step takes), terms (of
     `ElasticOptions`), checkpoint (a file to write after every step and to start from), layers (a
@@ -60,12 +60,12 @@ def work(store: str, identity: str, options: dict) -> None:
     try:
         train(store, identity, options)
     except (tw.ThinwireError, RuntimeError) as error:
-        # FSDP's collectives, too, fail with the loss of another rank.
+        # FSDP's collectives also fail when another rank is lost.
         if not isinstance(error, tw.ThinwireError) and "ranks" not in options:
             raise
         tell(error=str(error), kind=type(error).__name__)
         os._exit(1)
-    # What torch leaves running must not decide how this ends.
+    # Threads that torch leaves running must not decide how this process ends.
     os._exit(0)
 
 
@@ -116,7 +116,7 @@ def train(store: str, identity: str, options: dict) -> None:
 
 
 def halt_in(elastic: Any, moment: str, number: int, among: int, halt: Callable[[], None]) -> None:
-    """Halt in an exchange: "started", once shards came ("owner"), or all has "landed"."""
+    """Halt in an exchange that has "started", has its shards ("owner"), or has "landed"."""
     run, exchanges, due = elastic.run, count(1), [moment]
 
     def faulty(posts, tag):
@@ -150,7 +150,7 @@ def connect_ranks(index: int, size: int, meeting: str) -> Any:
 
 
 def shard(model: torch.nn.Module, how: str) -> None:
-    """Cut `model` over all ranks, as FSDP2, HSDP or tensor parallelism do."""
+    """Shard `model` over all ranks by FSDP2, HSDP or tensor parallelism."""
     ranks = dist.get_world_size()
     if how == "tensor":
         plans = [ColwiseParallel(), RowwiseParallel()]

@@ -53,7 +53,7 @@ def delta_of(rank: int, round: int = 1) -> Tensor:
 
 
 def state_of(exchange: Exchange, rank: int, workers: int, **changes: Any) -> ExchangeState:
-    """The state of one fragment; `changes` are of what its context has by default."""
+    """The state of one fragment; `changes` replace defaults of its context."""
     fields: dict[str, Any] = {
         "codec": codecs.Identity(),
         "feedback": tw.NoFeedback(),

@@ -1,12 +1,12 @@
-"""A device that is none: tells which tensors would lie on a GPU, what would wait for it, and races.
+"""A fake GPU that tells which tensors would be on a GPU, what would wait for it, and finds races.
 
-Under `FakeDevice` the tensors of a model that was moved with `to_device` say that they lie on
-`cuda:0`, and so does all that is computed from them or made there by name. All of it stays in the
-host's memory. What the host reads of them (`.item()`, `.cpu()`, `bool()`, `nonzero()`) is noted as
-a wait with its place in the package; what a GPU would refuse (operands on two devices, `.numpy()`)
-raises. So does what a stream or the host uses before the stream that writes it is done, by vector
-clocks: streams and events of `torch.cuda` are those of this file. Threads that a transport starts
-are not seen, except for the events that they wait for.
+Under `FakeDevice` the tensors of a model moved by `to_device` report the device `cuda:0`, and so do
+tensors computed from them or made there by name. All stay in the host's memory. Reads by the host
+(`.item()`, `.cpu()`, `bool()`, `nonzero()`) are noted as waits with their place in the package;
+operations that a GPU would refuse (operands on two devices, `.numpy()`) raise. So does any use of a
+tensor, by a stream or the host, before the stream that writes it is done, by vector clocks: streams
+and events of `torch.cuda` are those of this file. Threads that a transport starts are not seen,
+except for the events that they wait for.
 """
 
 import gc
@@ -33,16 +33,16 @@ DEVICE = torch.device("cuda", 0)
 _HOST = torch.device("cpu")
 _ROOT = str(Path(thinwire.__file__).parent) + "/"
 
-# Bytes of the storages that lie there: of all tests, because the package keeps constants by device.
+# Bytes of storages on the device, for all tests, because the package keeps constants by device.
 _HELD: dict[int, int] = {}
 
-# By what they are called from Python. The size of what they return depends on the numbers.
+# Names of functions from Python whose result or its size depends on the numbers.
 _READS = {
     *("item", "tolist", "__bool__", "__float__", "__int__", "__index__", "__contains__"),
     *("equal", "allclose", "nonzero", "argwhere", "unique", "masked_select", "bincount"),
     *("is_nonzero", "_local_scalar_dense"),
 }
-# What may have tensors of two devices, and what looks at no number.
+# Functions that accept tensors on two devices, and functions that read no numbers.
 _OF_TWO = {
     *("copy_", "__setitem__", "__set__", "_foreach_copy_", "view_as"),
     "_has_compatible_shallow_copy_type",
@@ -56,10 +56,10 @@ _ASKS = {
 
 
 class Stream:
-    """Work in its order: `clock` has how much of each stream's work comes before its next.
+    """Work in order; `clock` says how much of each stream's work precedes the next of this one.
 
     Args:
-        device: as those of `torch.cuda` have it.
+        device: as for streams of `torch.cuda`.
     """
 
     def __init__(self, device: torch.device | None = None) -> None:
@@ -67,11 +67,11 @@ class Stream:
         self.clock = Counter[Stream]()
 
     def wait_stream(self, other: "Stream") -> None:
-        """Have later work come after that of `other` so far."""
+        """Order later work after that of `other` so far."""
         self.clock |= other.clock
 
     def wait_event(self, event: "Event") -> None:
-        """Have later work come after `event`."""
+        """Order later work after `event`."""
         self.clock |= event.clock
 
     def record_event(self) -> "Event":
@@ -79,19 +79,19 @@ class Stream:
         return Event(self.clock)
 
     def synchronize(self) -> None:
-        """Have the host wait for the work so far."""
+        """Make the host wait for the work so far."""
         self.record_event().synchronize()
 
 
 class Event:
-    """A moment of a stream; what was asked for before the last training is over, and no wait."""
+    """A moment of a stream; a wait counts only for work since the mode was last entered."""
 
     def __init__(self, clock: Counter[Stream]) -> None:
         self.clock, self._mode = Counter(clock), _MODES.get(threading.get_ident())
         self._entered = self._mode and self._mode.entered
 
     def synchronize(self) -> None:
-        """Have the host wait for it."""
+        """Make the host wait for it."""
         _HOST_STREAM.clock |= self.clock
         mode = _MODES.get(threading.get_ident())
         if mode is not None and (mode, mode.entered) == (self._mode, self._entered):
@@ -118,7 +118,7 @@ def _on_stream(stream: Stream) -> Iterator[None]:
 
 
 class _Memory:
-    """What was done with the numbers of a storage, and when, by the clock of each stream."""
+    """The uses of a storage's numbers, and their times by the clock of each stream."""
 
     def __init__(self, made_by: Stream) -> None:
         self.made_by, self.recorded = made_by, set[Stream]()
@@ -142,7 +142,7 @@ def _memory(tensor: Tensor) -> _Memory:
 def _forget(key: int) -> None:
     memory, is_held = _MEMORY.pop(key), key in _HELD
     _HELD.pop(key, None)
-    # torch gives memory away in the order of the stream that made it, or of those it was told of.
+    # torch reuses memory in the order of the stream that made it, or of those that it was told of.
     known = memory.made_by.clock | _HOST_STREAM.clock
     for stream, tick in (memory.read | memory.written).items():
         if is_held and stream not in memory.recorded | {memory.made_by} and known[stream] < tick:
@@ -153,7 +153,7 @@ def _use(stream: Stream, tensor: Tensor, *, writes: bool) -> None:
     """Note that the next work of `stream` uses `tensor`.
 
     Raises:
-        AssertionError: work that it does not come after is under way there.
+        AssertionError: work that the stream does not wait for may still use the tensor.
     """
     memory = _memory(tensor)
     others = memory.written | memory.read if writes else memory.written
@@ -184,10 +184,10 @@ class FakeDevice(TorchFunctionMode):
             ("current_stream", _current_stream),
         ):
             stack.enter_context(patch.object(torch.cuda, name, value))
-        # torch would refuse a stream that is none.
+        # torch would refuse a fake stream.
         record = lambda tensor, stream: _memory(tensor).recorded.add(stream)  # noqa: E731
         stack.enter_context(patch.object(Tensor, "record_stream", record))
-        # No compiled kernel can run there.
+        # No compiled kernel can run on this device.
         stack.enter_context(patch.object(kernels, "_BY_DEVICE", {"cpu": "numba"}))
         for cached in (storage._copying_stream, kernels._backend):
             cached.cache_clear()
@@ -200,7 +200,7 @@ class FakeDevice(TorchFunctionMode):
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        """See that no memory was given away before its streams were done with it."""
+        """Check that no memory was reused before its streams were done with it."""
         super().__exit__(*error)
         self._patches.pop().close()
         early = list(_FREED_EARLY)
@@ -209,13 +209,13 @@ class FakeDevice(TorchFunctionMode):
             assert not early, f"given away while another stream is at work on it: {early}"
 
     def to_device(self, module: nn.Module) -> nn.Module:
-        """Have the parameters and buffers of `module` lie there, and gradients that come."""
+        """Put the parameters and buffers of `module` on the device, and later gradients."""
         self.hold(*module.parameters(), *module.buffers())
         self.hold(*(p.grad for p in module.parameters() if p.grad is not None))
         return self.hold_gradients(module)
 
     def hold_gradients(self, module: nn.Module) -> nn.Module:
-        """Have gradients that come lie where their parameters do, as autograd has it."""
+        """Put later gradients on the devices of their parameters, as autograd does."""
 
         def hold(parameter: Tensor) -> None:
             if self._is_held(parameter):
@@ -227,13 +227,13 @@ class FakeDevice(TorchFunctionMode):
         return module
 
     def hold(self, *tensors: Tensor) -> None:
-        """Have these lie there."""
+        """Put these tensors on the device."""
         for tensor in tensors:
             self._hold(tensor)
 
     @staticmethod
     def held_nbytes() -> int:
-        """Bytes that lie there now, of all tests."""
+        """Bytes on the device now, of all tests."""
         gc.collect()
         return sum(_HELD.values())
 
@@ -279,7 +279,7 @@ class FakeDevice(TorchFunctionMode):
         return result
 
     def _working(self, is_here: bool) -> Stream:
-        """The stream of the next work, which the host has just asked for, or does itself."""
+        """The stream of the next work, which the host has just requested or does itself."""
         _HOST_STREAM.clock[_HOST_STREAM] += 1
         if not is_here:
             return _HOST_STREAM
@@ -341,7 +341,7 @@ class FakeDevice(TorchFunctionMode):
         return result
 
     def _copied(self, source: Tensor, to: Tensor, *, non_blocking: bool = False, **_: Any) -> None:
-        """Note a copy from or to the host: only one of pinned memory goes on beside it."""
+        """Note a copy from or to the host, which is asynchronous only with pinned memory."""
         stream, to_host = self._working(is_here=True), self._is_held(source)
         if non_blocking and _memory(to if to_host else source).is_pinned:
             _use(stream, source, writes=False)
@@ -395,7 +395,7 @@ def _on_host(value: Any) -> Any:
 
 
 def _place() -> str:
-    """The innermost line of the package."""
+    """The innermost line of the package on the stack."""
     frame = sys._getframe(1)
     while frame is not None and not frame.f_code.co_filename.startswith(_ROOT):
         frame = frame.f_back

@@ -1,7 +1,7 @@
-"""Processes forked from a server that has loaded torch and thinwire already.
+"""Processes forked from a server that has already loaded torch and thinwire.
 
-A start takes milliseconds, and not three seconds of one of two cores. They are processes like any
-other: they can be killed, stopped and put into another network. What they do not show is how an
+A start takes milliseconds instead of three seconds of one of two cores. They are ordinary
+processes, which can be killed, stopped and put into another network. They do not show how an
 interpreter begins and ends; tests of that start one (`processes.started`).
 """
 
@@ -18,11 +18,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# Some of it is read when a library is loaded.
+# Libraries read some of these when they are loaded.
 ENVIRONMENT = {
     "RUST_LOG": "error",
     "OMP_NUM_THREADS": "1",
-    "OMP_WAIT_POLICY": "passive",  # as the command line has it
+    "OMP_WAIT_POLICY": "passive",  # as the command line sets it
     "HF_HUB_OFFLINE": "1",
 }
 
@@ -31,14 +31,14 @@ SERVER: Any = multiprocessing.forkserver._forkserver
 
 
 def offered() -> dict[str, Any]:
-    """Start the server; returns what `use` takes in another process."""
+    """Start the server; returns the argument of `use` in another process."""
     context()
     names = ("_forkserver_address", "_forkserver_authkey")  # the second since Python 3.14
     return {name: getattr(SERVER, name) for name in names if hasattr(SERVER, name)}
 
 
 def use(where: Mapping[str, Any]) -> None:
-    """Fork from the server of another process: to load it takes ten seconds or more."""
+    """Fork from the server of another process, because loading one takes ten seconds or more."""
     vars(SERVER).update(where)
     SERVER._forkserver_alive_fd = os.pipe()[1]  # each process gets one, and needs none
     SERVER.ensure_running = lambda: None
@@ -60,7 +60,7 @@ def context() -> Any:
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], files: Sequence[str]) -> None:
-    """In the forked process: `python COMMAND...`, as its exit status has it."""
+    """Run `python COMMAND...` in the forked process, with the same exit status."""
     for number, file in enumerate(files, start=1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), number)
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115

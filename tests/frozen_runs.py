@@ -1,8 +1,8 @@
-"""Short runs whose every bit is fixed: what `test_frozen.py` compares with what it was.
+"""Short runs whose every bit is fixed, which `test_frozen.py` compares with stored results.
 
-"Training" adds numbers made of integers to the live weights: no matrix is multiplied, no random
-number drawn. Outer rates and momenta are powers of two, so that a fused multiply-add of one machine
-rounds as the two operations of another do.
+"Training" adds numbers made of integers to the live weights, without matrix products or random
+numbers. Outer rates and momenta are powers of two, so that a fused multiply-add on one machine
+rounds like two operations on another.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ LATE = {"fragments": tw.Strided(layers=2), "overlap": tw.Delay(tau=2, mixing=0.5
 
 
 class Model(nn.Module):
-    """Odd shapes, four layers, and with 331 rows more than one chunk of 4096 numbers."""
+    """Odd shapes, four layers, and 331 rows, which make more than one chunk of 4096 numbers."""
 
     def __init__(self, *, rows: int = 331, shift: int = 0) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Model(nn.Module):
 
 
 def pattern(numel: int, *seeds: int) -> Tensor:
-    """Integers below 2^19 either way, over 2^21: -1/4 to 1/4."""
+    """Integers of magnitude below 2^19, divided by 2^21: -1/4 to 1/4."""
     x = torch.arange(numel, dtype=torch.int64)
     for seed in seeds:
         x = (x * 1_103_515_245 + 12_345 + seed * 40_503) & 0x7FFFFFFF
@@ -59,14 +59,14 @@ def pattern(numel: int, *seeds: int) -> Tensor:
 
 
 def add(model: nn.Module, step: int, worker: int, *, scale: float = 1.0) -> None:
-    """`scale` of the old weights and a pattern: an inner step, or a start."""
+    """Scale the old weights and add a pattern: an inner step, or a start."""
     with torch.no_grad():
         for number, p in enumerate(model.parameters()):
             p.mul_(scale).add_(pattern(p.numel(), step, worker, number).view_as(p))
 
 
 class Workers(Team):
-    """K of them in one process, stepped in turn."""
+    """K workers in one process, stepped in turn."""
 
     def __init__(self, method: tw.Method, workers: int, *, rows: int = 331) -> None:
         def build(model: nn.Module) -> torch.optim.Optimizer:
@@ -91,7 +91,7 @@ class Workers(Team):
         self.optimizers[worker].step()
 
     def result(self) -> dict[str, Any]:
-        """Digests and counts of a run that are frozen."""
+        """The frozen digests and counts of a run."""
         (digest,) = {loop.digest() for loop in self.loops}
         stats = self.loops[0].stats
         return {
@@ -124,7 +124,7 @@ def demo(name: str) -> tw.Method:
     if name == "ddp":
         return method
     method = dataclasses.replace(method, sync_every=H)
-    if "sparse" in name:  # their rule when the digests were written; "gather, senders" has today's
+    if "sparse" in name:  # the rule when digests were written; "gather, senders" has today's
         method = dataclasses.replace(method, aggregate=tw.MeanOverWorkers())
     if isinstance(method.outer, tw.outer.SGD) and method.outer.momentum == 0:
         return method
@@ -157,21 +157,21 @@ METHODS: dict[str, tw.Method] = {
 }
 IN_FLIGHT = ("streaming_diloco:tau=2", "late", "late, reduce-scatter", "eager, late, feedback")
 FILES = {"late": "late.pt", "eager": "eager.pt"}
-STOP, STEPS = 9, 14  # after step 9 fragments are in flight wherever the overlap lets them be
+STOP, STEPS = 9, 14  # after step 9 fragments are in flight if the overlap allows it
 
 
 def build(name: str) -> Workers:
-    # An eager worker's own share is 1/K, times which nothing may be rounded: K is a power of two.
+    # An eager worker's own share is 1/K; K is a power of two, so that products are not rounded.
     return Workers(METHODS[name], 2 if name.startswith("eager") else 3)
 
 
 def finished(workers: Workers) -> dict[str, Any]:
-    """`STEPS` steps in all, and the last exchange."""
+    """The result after `STEPS` steps in all, and the last exchange."""
     return workers.train(STEPS - workers.step).flush().result()
 
 
 def small(name: str) -> Workers:
-    """Two workers whose state fits into a file of this repository."""
+    """Two workers whose state is small enough for a file in this repository."""
     return Workers(METHODS[name], 2, rows=23)
 
 
@@ -249,7 +249,7 @@ def _work_to_boundary(players: list[Player], steps: int = H) -> None:
 
 # -- run folders -----------------------------------------------------------------------------------
 
-# In a folder with model.json and corpus.jsonl, for what is in `out`.
+# Run in a folder with model.json and corpus.jsonl; writes `out`.
 COMPARE = shlex.split(
     "compare --methods ddp,streaming_diloco:tau=2 --seeds 0 --out out --model model.json "
     "--corpus corpus.jsonl --sequence-length 16 --global-batch 4 --workers 2 --steps 12 "

@@ -1,4 +1,4 @@
-"""`thinwire hub` as a real process, and what listens on its behalf."""
+"""`thinwire hub` as a real process, and the ports on which it listens."""
 
 import asyncio
 import os
@@ -60,7 +60,7 @@ class Hub:
         ports = [] if self.process.poll() is not None else listening(self.process.pid)
         self.process.kill()
         self.process.wait()
-        for _, port in ports:  # a hub that is not killed does this itself
+        for _, port in ports:  # a hub that was not killed does this itself
             for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
                 left.unlink(missing_ok=True)
 
@@ -69,7 +69,7 @@ class Hub:
         return self.process.wait(20)
 
     def weed(self) -> int:
-        """The process of SeaweedFS."""
+        """The process id of SeaweedFS."""
         return psutil.Process(self.process.pid).children()[0].pid
 
 
@@ -94,7 +94,7 @@ def got(store: ObjectStore, key: str) -> bytes | None:
 
 
 def listening(pid: int) -> list[tuple[str, int]]:
-    """Addresses and ports at which a process and its descendants listen."""
+    """Addresses and ports on which a process and its descendants listen."""
     process = psutil.Process(pid)
     sockets = [
         connection
@@ -105,5 +105,5 @@ def listening(pid: int) -> list[tuple[str, int]]:
 
 
 def member_tls() -> ssl.SSLContext:
-    """Check the hub's certificate as obstore's client does."""
+    """A TLS context that checks the hub's certificate as obstore's client does."""
     return ssl.create_default_context(cadata=run_authority(TOKEN).decode())

@@ -2,8 +2,8 @@
 
     THINWIRE_KERNELS=triton TRITON_INTERPRET=1 python tests/kernel_parity.py 1 e3m0
 
-checks Triton's kernels of a format in its interpreter, without a GPU, with one seed. That has to be
-asked for before triton is imported, hence in a process of its own.
+checks Triton's kernels for a format in its interpreter, without a GPU, with one seed. The
+interpreter must be selected before triton is imported, hence a process of its own.
 """
 
 import sys
@@ -59,7 +59,7 @@ def rows_of_every_kind(seed: int) -> Tensor:
 
 
 def check(codec: GroupedCodec, kernel: RowKernel, device: str, *, seeds: int = 1) -> None:
-    """Raise an AssertionError that names what differs."""
+    """Raise an AssertionError that names the first difference."""
     for seed in range(seeds):
         x = rows_of_every_kind(seed)
         generator = torch.Generator().manual_seed(1000 + seed)
@@ -101,7 +101,7 @@ def _encode(
 def _encode_beside_what_is_not_finite(
     codec: GroupedCodec, kernel: RowKernel, device: str, x: Tensor
 ) -> None:
-    """Its row is anything; those around it are as they were without it."""
+    """A non-finite row may become anything, but the rows around it must not change."""
     x = x.clone()
     expected = torch.empty(3, codec.record_nbytes(CHUNK), dtype=torch.uint8)
     kept = [0, 2]
@@ -115,7 +115,7 @@ def _encode_beside_what_is_not_finite(
 
 
 def reference_encode(codec: GroupedCodec, x: Tensor) -> Tensor:
-    """The codec's own records of `x`, which loses what they stand for."""
+    """The codec's own records of `x`, from which their decoded numbers are subtracted."""
     records = codec.write(x, RoundKey())
     reference_add(codec, x, [records], -1.0)
     return records
@@ -128,7 +128,7 @@ def reference_add(
     weight: float,
     counts: Tensor | None = None,
 ) -> None:
-    """As `RowKernel.add`, by the codec itself."""
+    """`RowKernel.add`, done by the codec itself."""
     for numbers in codec.read(records, CHUNK, RoundKey()):
         numbers.add_to(out, weight=weight)
         if counts is not None:
@@ -136,7 +136,7 @@ def reference_add(
 
 
 def _add(codec: GroupedCodec, kernel: RowKernel, device: str, records: list[Tensor]) -> str:
-    """Both refuse the records, with the same words, or both add and count the same."""
+    """Check that both refuse the records with the same words, or add and count the same."""
     rows = len(records[0])
     start = torch.linspace(-1, 1, rows * CHUNK).view(rows, CHUNK)
     mean, counts = start.clone(), start.clone()
@@ -154,7 +154,7 @@ def _add(codec: GroupedCodec, kernel: RowKernel, device: str, records: list[Tens
 
 
 def _largest(codec: GroupedCodec, kernel: RowKernel, device: str, records: Tensor) -> None:
-    """Not below the largest decoded number, not finite where a level is not, and 0 for no rows."""
+    """Check the bound: at least the largest number, non-finite if a level is, 0 for no rows."""
     decoded = torch.zeros(len(records), CHUNK)
     largest = kernel.largest or partial(codec.largest, columns=CHUNK, key=RoundKey())
     reference_add(codec, decoded, [records], 1.0)
@@ -175,7 +175,7 @@ def _largest(codec: GroupedCodec, kernel: RowKernel, device: str, records: Tenso
 
 
 def _damaged(codec: GroupedCodec, records: Tensor, generator: torch.Generator) -> Iterator[Tensor]:
-    """Records with other bytes; in most of Top-k's, places remain a code."""
+    """Records with some bytes changed; most of Top-k's still have valid places."""
     nbytes = records.shape[1]
     places = codec.places_nbytes(CHUNK) if isinstance(codec, TopK) else 0
     for _ in range(3):
@@ -219,7 +219,7 @@ def _refusal(work: Callable[..., object], *given: object) -> str:
 
 
 def _same(what: str, ours: Tensor, expected: Tensor) -> None:
-    """Equal to the bit, signs of zeros too; one NaN is like another."""
+    """Check equality to the bit, including signs of zeros; all NaNs count as equal."""
     ours = ours.cpu()
     different = ours != expected
     if expected.is_floating_point():

@@ -1,6 +1,6 @@
 """Cases of ranks of workers that meet at THINWIRE_AT: `python meeting_ranks.py CASE`.
 
-Each method that METHODS has the number of meets at a port of PORTS, or in a run of its own.
+Each method whose number is in METHODS meets at a port of PORTS, or in a run of its own.
 torch.distributed's default group joins the ranks of one worker, as a trainer would have it.
 """
 
@@ -64,7 +64,7 @@ def trained(
 
 
 def train(wrapped: Callable[[nn.Module], nn.Module] = lambda model: model, group=None) -> None:
-    """The digests and counts of every method."""
+    """Print the digests and counts of every method."""
     told = []
     for place, number in enumerate(CHOSEN):
         model = wrapped(build_model())
@@ -91,7 +91,7 @@ def train_ddp_undivided() -> None:
 
 
 def differ() -> None:
-    """FSDP shards are no replicas, and neither are models of two seeds."""
+    """Check that FSDP shards, and models of two seeds, are not accepted as replicas."""
     from torch.distributed.fsdp import fully_shard
 
     dist.init_process_group("gloo")
@@ -106,7 +106,7 @@ def differ() -> None:
 
 
 def train_with_checkpoints() -> None:
-    """Kills itself after the step in KILL_AT; resumes from its file if it exists."""
+    """Train until killed after step KILL_AT; resume from the file if it exists."""
     file, kill_at = os.environ["CHECKPOINT"], int(os.environ.get("KILL_AT", -1))
     model = build_model()
     optimizer = adamw(model)
@@ -121,7 +121,7 @@ def train_with_checkpoints() -> None:
         if step == 3 and first == 0:
             torch.save([step + 1, *(part.state_dict() for part in parts)], file)
         if step == kill_at:
-            time.sleep(0.5)  # what is under way arrives, or not
+            time.sleep(0.5)  # messages in flight arrive, or not
             os.kill(os.getpid(), signal.SIGKILL)
 
     print(trained(outer, model, optimizer, first, after).digest())

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-import torch._dynamo  # whoever imports it with a process group there keeps the group for ever
+import torch._dynamo  # imported after a process group exists, it would keep the group forever
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -77,7 +77,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def check_against_twin(model: nn.Module, twin: nn.Module, **settings) -> None:
-    """Several steps on the sharded model's gradients; weights and momenta to the bit."""
+    """Step both on the sharded model's gradients, and compare weights and momenta to the bit."""
     assert parameter_roles(model) == parameter_roles(twin)
     assert parameter_layouts(model) == parameter_layouts(twin)
     optimizer, optimizer_of_twin = optimizer_of(model, **settings), optimizer_of(twin, **settings)
@@ -129,7 +129,7 @@ def tp() -> None:
         assert isinstance(model.gate.weight, DTensor)
         assert not isinstance(model.narrow.weight, DTensor)
         check_against_twin(model, built(inner=8), **settings)
-        # Between ranks that split the sequence, a norm's gradient is a sum still to be taken.
+        # If ranks split the sequence, a norm's gradient is a sum that is still pending.
         assert model.norm.weight.grad.placements == (Partial(),)
 
 
@@ -143,9 +143,9 @@ def placed(full: Tensor, mesh: DeviceMesh, placements) -> DTensor:
 SHAPES = {
     "kernel": [(5, 3, 2), (2, 3, 2), (5, 3, 2)],
     "experts": [(1, 3, 5), (3, 3, 5), (4, 5, 3), (4, 5, 3)],
-    # Some leave a rank the same shard and other ranks different ones.
+    # Some have equal shards on one rank and different ones on others.
     "odd": [(5, 7), (4, 7), (1, 6), (7, 1), (1, 1), (0, 3), *[(5, 7)] * 4, (13, 11)],
-    # Wide, as the update of a tall matrix is transposed in memory; each shard fills whole vectors.
+    # Wide, because a tall matrix's update is transposed in memory; shards fill whole vectors.
     "even": [(16, 64)] * 5,
 }
 WHOLE, IN_OUT = ("odd", "out_in"), ("odd", "in_out")
@@ -154,10 +154,10 @@ KINDS = [WHOLE, IN_OUT, *KERNELS, ("experts", "out_in"), ("experts", "in_out")]
 
 
 def step_both(mesh: DeviceMesh, placements, kind: tuple[str, str], dtype, **settings):
-    """Parameters, their twins, and both kinds' momenta after a few steps; where twins began."""
+    """Parameters and twins after a few steps, with momenta, and the twins' initial values."""
     generator = torch.Generator().manual_seed(1)
     shapes, layout = SHAPES[kind[0]], kind[1]
-    # Small weights, so that an update is not lost in their rounding.
+    # Small weights, so that rounding does not swallow an update.
     start = [torch.randn(shape, generator=generator).mul(0.01).to(dtype) for shape in shapes]
     ours = [nn.Parameter(placed(full, mesh, placements)) for full in start]
     twins = [nn.Parameter(full.clone()) for full in start]
@@ -195,7 +195,7 @@ def placements_1d() -> None:
 
 
 def shares() -> None:
-    """Each rank solves its share of the matrices of one shape, in batches of at most one here."""
+    """Each rank solves its share of the matrices of one shape, here one at a time."""
     ranks = dist.get_world_size()
     mesh = init_device_mesh("cpu", (ranks,))
     params = [nn.Parameter(placed(torch.randn(5, 7), mesh, [Shard(0)])) for _ in range(6)]
@@ -237,7 +237,7 @@ def refusals() -> None:
         Muon([{"params": [nn.Parameter(ragged)], "rule": "muon"}])
     model = fully_shard(built(), mesh=mesh)
     optimizer = optimizer_of(model)
-    optimizer.step()  # no gradient anywhere is fine, and does nothing
+    optimizer.step()  # fine without any gradient, and does nothing
     assert not optimizer.state
     backward(model, 0)
     if dist.get_rank() == 1:

@@ -1,8 +1,8 @@
-"""What the Python blocks of a page of the documentation find when they are run, one by one.
+"""The names that the Python blocks of a documentation page find when they run, one by one.
 
-A page's blocks run in order and share their names. `SETUPS` says for each page what is there before
-its first block, and which words name a place that is another one here. `python page_setups.py PAGE`
-runs one page; under torchrun it is one rank of it.
+A page's blocks run in order and share their names. For each page, `SETUPS` says what exists before
+its first block, and which of its words to replace by places on this machine. `python page_setups.py
+PAGE` runs one page; under torchrun it is one rank of it.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 STEPS = 8
 
-# Pages that are not run here, and what runs them.
+# Pages that do not run here, and what runs them.
 RUN_BY_OTHERS = {"docs/tutorials/own-parts.md": "test_snippets.py runs it by pytest"}
 
 Names = dict[str, Any]
@@ -41,25 +41,25 @@ Names = dict[str, Any]
 
 @dataclass(frozen=True)
 class Setup:
-    """Of one page."""
+    """The setup of one page."""
 
     names: Callable[[Path], AbstractContextManager[Names]]
     check: Callable[[Names], bool] = lambda names: True
     _: KW_ONLY
-    instead: Mapping[str, str] = field(default_factory=dict)  # of text of the page
-    renew: Callable[[Names], object] = lambda names: None  # called before each block
-    first: int = 0  # earlier blocks are files that are started by themselves
+    instead: Mapping[str, str] = field(default_factory=dict)  # replacements in the page's text
+    renew: Callable[[Names], object] = lambda names: None  # runs before each block
+    first: int = 0  # earlier blocks are files that run on their own
     ranks: int = 1
-    needs: tuple[str, ...] = ()  # modules without which the page is passed over
+    needs: tuple[str, ...] = ()  # modules without which the page is skipped
 
     @property
     def is_slow(self) -> bool:
-        """It needs servers or ranks."""
+        """True if the page needs servers or ranks."""
         return bool(self.needs) or self.ranks > 1
 
 
 class Regressor(nn.Sequential):
-    """As models of transformers do, it puts out its loss; a batch is a worker and a step."""
+    """A model that returns its loss, as transformers' do; a batch is a worker and a step."""
 
     def __init__(self) -> None:
         super().__init__(build_model())
@@ -70,7 +70,7 @@ class Regressor(nn.Sequential):
 
 
 def common(**names: Any) -> Names:
-    """A model, its optimizer, a method and its batches, and modules that are taken for known."""
+    """A model, its optimizer, a method and its batches, and modules that pages take for granted."""
     model = Regressor()
     known = {"tw": tw, "torch": torch, "dataclasses": dataclasses, "train": train, "token": TOKEN}
     return known | {
@@ -88,7 +88,7 @@ def plain(folder: Path) -> AbstractContextManager[Names]:
 
 @contextmanager
 def one_rank(folder: Path) -> Iterator[Names]:
-    """In a process group: of one rank, or of those that torchrun started."""
+    """Names in a process group of one rank, or of those that torchrun started."""
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
     else:
@@ -121,7 +121,7 @@ def mesh(folder: Path) -> Iterator[Names]:
 
 
 def trains_shards(names: Names) -> bool:
-    """A rank keeps half of the model; after a round both workers have the same half."""
+    """Whether a rank keeps half of the model, equal on both workers after a round."""
     ranks, outer = names["mesh"], names["outer"]
     for step in range(4):
         descend(names["model"]((ranks.get_local_rank("worker"), step)).loss, names["optimizer"])
@@ -145,7 +145,7 @@ def asynchronous(folder: Path) -> AbstractContextManager[Names]:
 
 @contextmanager
 def bucket(folder: Path) -> Iterator[Names]:
-    """A server of this machine, by the variables that an S3 client reads."""
+    """A server on this machine, set up through the variables that an S3 client reads."""
     with s3_server(folder) as endpoint:
         more = {"AWS_ALLOW_HTTP": "true", "THINWIRE_TOKEN": TOKEN}
         with mock.patch.dict(os.environ, in_aws(endpoint) | more):
@@ -177,7 +177,7 @@ def has_trained(names: Names) -> bool:
 
 
 def another_llama(names: Names) -> None:
-    """Each block is another program: an optimizer belongs to one loop."""
+    """Build a new model for each block, because an optimizer belongs to one loop."""
     from trainer_workers import model
 
     names["model"] = model()
@@ -191,7 +191,7 @@ TRAINERS = STORE | {
 }
 SETUPS = {
     "README.md": Setup(one_rank, has_trained),
-    # Of two methods, with two numbers of workers each.
+    # Two methods, with two numbers of workers each.
     "docs/comparing.md": Setup(plain, lambda names: len(specs_of(names["grid"]())) == 4),
     "docs/elastic.md": Setup(bucket, has_trained, instead=STORE, needs=("obstore",)),
     "docs/how-to/asynchronous.md": Setup(
@@ -222,7 +222,7 @@ def blocks_of(page: str) -> list[str]:
 
 
 def run_page(page: str, folder: Path, *, blocks: list[str] | None = None) -> None:
-    """Run the page's blocks, or `blocks`; an error says which one it comes from."""
+    """Run the page's blocks, or `blocks`; an error names the block it comes from."""
     setup = SETUPS[page]
     with setup.names(folder) as names:
         found = blocks_of(page)[setup.first :] if blocks is None else blocks

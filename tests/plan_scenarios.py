@@ -13,7 +13,7 @@ from thinwire.plan.traffic import MessageSpec, Traffic
 
 
 def message(**fields: Any) -> MessageSpec:
-    """One that is gathered, with a size that divides nothing."""
+    """A message to gather, with an odd size."""
     sizes = {"payload_nbytes": 12_347, "sent_nbytes": 12_347, "received_nbytes": 12_347}
     given = {"parameters": 1009, "result_nbytes": 0} | sizes
     given |= {"offset": 0, "first": 1, "sent_count": 1, "received_count": 2, "exchange": "gather"}
@@ -60,7 +60,7 @@ def streaming(
 def peak_sent_after(sent: Traffic, steps: int) -> int:
     """The most bytes that a run of `steps` inner steps sent after any one of them.
 
-    What is left over at the end counts fragment by fragment: no training runs beside it.
+    What is left over at the end counts fragment by fragment, because no training runs meanwhile.
     """
     last = {m: m.last_due(steps, sync_every=sent.sync_every) for m in sent.messages}
     begun = tuple(m for m in sent.messages if last[m])

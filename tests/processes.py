@@ -17,10 +17,10 @@ HERE = Path(__file__).parent
 
 
 def free_port() -> int:
-    """A port of TCP that no other test and no connection of the system gets meanwhile.
+    """A TCP port that no other test and no connection of the system gets meanwhile.
 
-    The UDP port of its number stays taken until this process ends, which reserves it among test
-    processes. SeaweedFS listens 10,000 above it, too.
+    The UDP port of the same number stays taken until this process ends, which reserves it among
+    test processes. SeaweedFS also listens 10,000 above it.
     """
     while True:
         port, mark = 10_000 + secrets.randbelow(10_000), socket.socket(type=socket.SOCK_DGRAM)
@@ -49,7 +49,7 @@ def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
 
 
 def fork_ranks(ranks: int, *command: str, **environment: str) -> list[Forked]:
-    """Start `python COMMAND...` in `ranks` processes that torchrun seems to have started."""
+    """Start `python COMMAND...` in `ranks` processes, as torchrun would."""
     port = free_port()
     return [
         Forked(command, rank_environment(rank, ranks, port) | environment) for rank in range(ranks)
@@ -57,7 +57,7 @@ def fork_ranks(ranks: int, *command: str, **environment: str) -> list[Forked]:
 
 
 def ended(processes: Sequence[Forked], *, timeout_s: float = 120) -> list[Forked]:
-    """The same processes, ended, with their output read."""
+    """The same processes, once they have ended, with their output read."""
     why = ""
     try:
         for process in processes:
@@ -69,7 +69,7 @@ def ended(processes: Sequence[Forked], *, timeout_s: float = 120) -> list[Forked
         for process in processes:
             process.kill()
     if why:
-        # Whoever still runs may wait for one that failed.
+        # Those that still run may be waiting for one that failed.
         raise TimeoutError("\n".join([why, *(process.stderr for process in processes)]))
     return list(processes)
 
@@ -90,14 +90,14 @@ def started(case: str, ranks: int) -> Iterator[list[subprocess.Popen]]:
 def run_ranks(
     case: str, ranks: int, *, script: str = "ranks.py", timeout_s: float = 120
 ) -> list[Forked]:
-    """Run `case` of `script` in `ranks` processes; returns them ended, with their output read."""
+    """Run `case` of `script` in `ranks` processes to the end; returns them with their output."""
     return ended(fork_ranks(ranks, str(HERE / script), case), timeout_s=timeout_s)
 
 
 def fork_worker(
     script: str, case: str, worker: int, workers: int, *, ranks: int = 1, **environment: str
 ) -> list[Forked]:
-    """Start the ranks of one worker of several, which meet at THINWIRE_AT, less its numbers."""
+    """Start the ranks of one of several workers, which meet at THINWIRE_AT without numbers."""
     own = {"WORKER": str(worker), "WORKERS": str(workers), **environment}
     if at := environment.get("THINWIRE_AT"):
         own["THINWIRE_AT"] = f"{at}?workers={workers}&worker={worker}"
@@ -107,7 +107,7 @@ def fork_worker(
 def run_workers(
     script: str, case: str, workers: int, *, ranks: int = 1, **environment: str
 ) -> list[Forked]:
-    """Run `case` of `script` in every rank of every worker; returns them ended."""
+    """Run `case` of `script` in every rank of every worker, to the end."""
     started = [
         fork_worker(script, case, worker, workers, ranks=ranks, **environment)
         for worker in range(workers)
@@ -116,7 +116,7 @@ def run_workers(
 
 
 def start(command: list[str], **environment: str) -> subprocess.Popen:
-    """Start a command of a page or of an example, with its output kept."""
+    """Start a command of a page or an example, and keep its output."""
     return subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -127,7 +127,7 @@ def start(command: list[str], **environment: str) -> subprocess.Popen:
 
 
 def start_two(command: list[str]) -> list[subprocess.Popen]:
-    """Start a command as two workers that meet at a port of this machine."""
+    """Start a command as two workers that meet at a port on this machine."""
     at = f"tcp://127.0.0.1:{free_port()}?workers=2&worker="
     return [start(command, THINWIRE_AT=f"{at}{worker}") for worker in range(2)]
 
@@ -142,14 +142,14 @@ def until(condition: Callable[[], object], timeout_s: float = 60) -> None:
 
 @contextlib.contextmanager
 def promptly(timeout_s: float) -> Iterator[None]:
-    """Fail where the block takes longer."""
+    """Fail if the block takes longer."""
     started_s = time.monotonic()
     yield
     assert time.monotonic() - started_s < timeout_s
 
 
 def output_of(process: subprocess.Popen) -> str:
-    """Standard output of a process that succeeds."""
+    """Standard output of a process, which must succeed."""
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     return out

@@ -33,7 +33,7 @@ TAG = RoundTag(what="a test payload", round=3)
 BYTES = torch.zeros(1, dtype=torch.uint8)
 STEPS = 5
 ROUNDS = 20
-# Offset of tcpi_bytes_sent and tcpi_bytes_retrans, u64 both, in Linux's struct tcp_info.
+# Offset of tcpi_bytes_sent and tcpi_bytes_retrans, both u64, in Linux's struct tcp_info.
 TCP_INFO_BYTES_SENT = 200
 
 
@@ -91,14 +91,14 @@ def train_one(
 
 
 def carry() -> None:
-    """By messages, then by collectives; afterwards nothing keeps gloo's threads alive."""
+    """Exchange by messages, then by collectives; afterwards nothing keeps gloo's threads alive."""
     transports = [Distributed()]
     distributed._backend_name = lambda group: "none that messages are for"
     transports.append(Distributed())
     for transport in transports:
         check_worker(transport)
         check_background(transport)
-        # Only here do all workers wait for the cards of all.
+        # Only here do all workers wait for everyone's card.
         assert set(transport.announce(b"", TAG)) == set(range(transport.world_size))
     for threads in (3, 2):
         torch.set_num_threads(threads)
@@ -113,7 +113,7 @@ def carry() -> None:
 
 
 def gossip_methods() -> list[tw.Method]:
-    """In 4 and 16 bits, with a round under way, and in fragments."""
+    """Gossip in 4 and 16 bits, with a round in flight, and in fragments."""
     codecs = tw.codecs
     four_bits = {"codec": codecs.Quantise(bits=4), "feedback": tw.ErrorFeedback()}
     halves = tw.Balanced(count=2)
@@ -183,11 +183,11 @@ DIFFERENT = {
         shards(ranks), rank, lambda received: sized(size)
     ),
     "sizes_of_swaps": lambda rank, size, ranks: swapped(sized(size), rank, 1 - rank),
-    # Worker 1 gathers where the others reduce.
+    # Worker 1 gathers while the others reduce.
     "kinds": lambda rank, size, ranks: (
         gathered(BYTES, rank, ranks) if rank == 1 else reduced(shards(ranks), rank, first_of)
     ),
-    # Worker 0 would swap with a worker that swaps with another one.
+    # Worker 0 would swap with a worker that swaps with another.
     "peers": lambda rank, size, ranks: swapped(BYTES, rank, [1, 2, 1][rank]),
 }
 
@@ -226,7 +226,7 @@ def mistakes() -> None:
 
 
 def leave() -> None:
-    """All but the last leave with exchanges under way."""
+    """All but the last leave with exchanges in flight."""
     transport = Distributed()
     gather(transport, BYTES).wait()
     if transport.rank == transport.world_size - 1:
@@ -235,7 +235,7 @@ def leave() -> None:
     reducing = reduced(shards(transport.world_size), transport.rank, first_of)
     _pending = [gather(transport, BYTES), transport.run(reducing, TAG), gather(transport, BYTES)]
     dist.barrier()
-    time.sleep(1)  # the first one to leave must find no other that is still starting
+    time.sleep(1)  # nobody may still be starting when the first rank leaves
     print("leaving", flush=True)
     raise SystemExit(7)
 
@@ -261,7 +261,7 @@ def child_exits() -> None:
 
 
 def hasty() -> Distributed:
-    """A transport that waits for two seconds, once all ranks are up."""
+    """A transport with a timeout of two seconds, once all ranks are up."""
     group = dist.new_group(timeout=datetime.timedelta(seconds=2))
     transport = Distributed(group)
     transport.announce(b"", TAG)
@@ -270,7 +270,7 @@ def hasty() -> Distributed:
 
 
 def count_wire() -> None:
-    """Print the bytes of `ROUNDS` rounds by the kernel and by the outer loop."""
+    """Print the bytes of `ROUNDS` rounds as counted by the kernel and by the outer loop."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Embedding(11, 64), nn.Linear(64, 512), nn.Linear(512, 3))
@@ -283,23 +283,23 @@ def count_wire() -> None:
 
     outer = train_one(method, ROUNDS, note, model=model)
     stats, total_bytes = outer.stats, kernel_sent_bytes() - before[0]
-    dist.barrier()  # gloo closes the connection to a rank that has ended, and its count is gone
+    dist.barrier()  # gloo closes connections to an ended rank, and their counts are gone
     print(total_bytes, stats.sent_bytes, stats.rounds, stats.peak_sent_bytes_per_step)
 
 
 def kernel_sent_bytes() -> int:
-    """Bytes of payload that the kernel sent over my TCP connections, those sent again left out."""
+    """Payload bytes that the kernel sent over my TCP connections, without retransmissions."""
     total = 0
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as connection:
             info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 512)
             sent, again = struct.unpack_from("=QQ", info, TCP_INFO_BYTES_SENT)
-            total += sent - again  # a busy machine sends again what is merely late
+            total += sent - again  # a busy machine retransmits packets that are merely late
     return total
 
 
 def silent() -> None:
-    """The last rank waits for a key that nobody sets, until the first has gone with the store."""
+    """The last rank waits for a key that nobody sets, until the first rank ends with the store."""
 
     def maybe_wait(step: int) -> None:
         if dist.get_rank() == dist.get_world_size() - 1 and step == 3:
@@ -307,7 +307,7 @@ def silent() -> None:
                 dist.distributed_c10d._get_default_store().wait(["no such key"])
             os._exit(0)
 
-    # Only the exchanges are in a hurry: how long processes take to start is the machine's affair.
+    # A short timeout for exchanges only, because processes may take long to start.
     group = dist.new_group(timeout=datetime.timedelta(seconds=2))
     dist.barrier()
     report(lambda: train_one(tw.presets.diloco(sync_every=2, outer=OUTER), 9, maybe_wait, group))
@@ -323,7 +323,7 @@ def report(work) -> None:
 
 
 def averaged_by_ddp() -> None:
-    """A trainer's wrapper took the ranks that are the workers for its own."""
+    """A trainer's wrapper averages over the ranks that are workers."""
     from torch.nn.parallel import DistributedDataParallel
 
     model = DistributedDataParallel(build_model())
@@ -372,7 +372,7 @@ class Loop:
 
 
 def one_after_another() -> None:
-    """Closed, dropped, or failed with an exchange under way, whose errors are kept."""
+    """Loops that are closed, dropped, or fail with an exchange in flight, whose errors are kept."""
     errors = []
     for seed in range(LOOPS):
         if seed % 4 == 3:
@@ -384,11 +384,11 @@ def one_after_another() -> None:
         print(loop.train())
         if seed % 2:
             loop.outer.close()
-    dist.barrier()  # some exchanges are under way, which a rank that ends would break
+    dist.barrier()  # an ending rank would break exchanges that are still in flight
 
 
 def at_once() -> None:
-    """No two ranks begin the exchanges of different loops in one order."""
+    """No two ranks begin the exchanges of different loops in the same order."""
     loops = [Loop(seed) for seed in range(LOOPS)]
     orders = [loops, loops[::-1], loops[14:] + loops[:14]]
     order = orders[dist.get_rank()]
@@ -411,7 +411,7 @@ def die() -> None:
 
 
 def left_under_way() -> None:
-    """Rank 1 sends what no other rank asks for, and later transports exchange as much."""
+    """Rank 1 sends messages that no rank receives, and later transports exchange as many."""
     rank, everyone = dist.get_rank(), range(dist.get_world_size())
     left = Distributed()
     gather(left, BYTES + 100).wait()
@@ -467,11 +467,11 @@ def inside():
 
 
 def unless(group, others: bool):
-    """None where `others` holds; every rank makes the group."""
+    """`group`, or None if `others` holds; every rank makes the group."""
     return None if others else group
 
 
-# What joins the workers, and a worker's ranks.
+# The group that joins the workers, and the one that joins a worker's ranks.
 GROUPS = {
     "ddp_group": {
         "right": lambda: (across(), inside()),
@@ -482,7 +482,7 @@ GROUPS = {
         "one_worker_undivided": lambda: (across(), unless(inside(), dist.get_rank() > 1)),
     },
     "ddp_group_in_vain": {  # some wait for a timeout
-        # The second worker passes what making the first one's group returned to it.
+        # The second worker passes the result of making the first worker's group.
         "not_in_group": lambda: (across(), dist.new_group([0, 1])),
         "other_mesh": lambda: (across(), DeviceMesh("cpu", [0, 1])),
         "first_ranks_only": lambda: (across(), unless(inside(), dist.get_rank() % 2 == 1)),
@@ -494,7 +494,7 @@ ddp_group_in_vain = ddp_group
 if __name__ == "__main__":
     torch.set_num_threads(1)
     if sys.argv[1] == "carry":
-        # Importing this later, with a group there, would keep the group alive until the end.
+        # Imported after the group exists, it would keep the group alive until the end.
         importlib.import_module("torch._dynamo")
     backend = "nccl" if sys.argv[1] == "on_gpus" else "gloo"
     dist.init_process_group(backend, timeout=datetime.timedelta(seconds=60))

@@ -1,10 +1,9 @@
 """Each preset as the loop one would write on a whiteboard: slow and obvious.
 
 Workers are a list, tensors are handled one by one, nothing is encoded. `build_model` makes the same
-model every time, `build_optimizer` the inner optimizer of a model, `loss` is of (model, step,
-worker), and only whole rounds of `sync_every` steps count. What `outer` and `sparsity` hold is what
-the first line of a loop takes them apart into. Returned are the outer parameters at the end; of
-each worker, if they differ.
+model every time, `build_optimizer` the inner optimizer of a model, `loss` takes (model, step,
+worker), and only whole rounds of `sync_every` steps count. The first line of a loop unpacks `outer`
+and `sparsity`. Loops return the outer parameters at the end, for each worker if they differ.
 """
 
 from collections.abc import Sequence
@@ -95,7 +94,7 @@ def reference_async_diloco(
 def reference_noloco(build_model, build_optimizer, loss, *, steps, sync_every, outer, groups):
     """NoLoCo with both vectors of the paper: mean pseudo-gradient, and pull to the mean anchor.
 
-    Source: NoLoCo (arXiv 2506.10911), eq. 1 and 2, with the pseudo-gradient of the sign of its
+    Source: NoLoCo (arXiv 2506.10911), eq. 1 and 2, with the sign of the pseudo-gradient as in its
     proof and its code.
     """
     eta, mu, gamma = outer
@@ -138,8 +137,8 @@ def reference_sparseloco(
 ):
     """SparseLoCo with outer learning rate 1 and values in full precision; sparse MuLoCo with Muon.
 
-    Only for models whose tensors all have fewer than 4096 elements: then chunks are runs of 4096 of
-    all parameters laid one after the other.
+    Only for models whose tensors all have fewer than 4096 elements: then chunks are runs of 4096 in
+    the concatenated parameters.
 
     Source: SparseLoCo (arXiv 2508.15706), Algorithm 1; its released code for the mean over senders.
     """
@@ -180,7 +179,7 @@ def _flat(model: nn.Module) -> Tensor:
 
 
 def _top(chunk: Tensor, k: int) -> Tensor:
-    """All but the largest numbers zero: k of 4096 are kept, at least one."""
+    """`chunk` with all but its largest numbers zeroed: keeps k of 4096, at least one."""
     return _top_of(chunk, max(1, int(k * len(chunk) / _CHUNK + 0.5)))
 
 
@@ -189,7 +188,7 @@ def _top_of(numbers: Tensor, k: int) -> Tensor:
 
 
 def _largest(numbers: Tensor, k: int) -> Tensor:
-    """Which of them are the k largest: bool; ties to the first."""
+    """A mask of the k largest magnitudes; ties go to the first."""
     flat = numbers.flatten()
     places = flat.abs().sort(descending=True, stable=True).indices[:k]
     return torch.zeros_like(flat, dtype=torch.bool).scatter(0, places, True).view_as(numbers)
@@ -205,18 +204,18 @@ def _restart(theta: Sequence[Tensor], replicas: Sequence[nn.Module]) -> None:
 class ReleasedRound(NamedTuple):
     """A round of `reference_released_sparseloco`; each list has an entry for every matrix."""
 
-    sent: list[list[Tensor]]  # by worker, which numbers it sent: bool
+    sent: list[list[Tensor]]  # for each worker, a mask of the numbers it sent
     update: list[Tensor]
-    residuals: list[list[Tensor]]  # by worker, its feedback after the round
+    residuals: list[list[Tensor]]  # for each worker, its feedback after the round
     theta: list[Tensor]
 
 
 def reference_released_sparseloco(theta, deltas, *, k, decay=0.95, quantised=False):
     """The outer step of SparseLoCo's released code on given displacements.
 
-    For every matrix by itself: e = decay e + Delta; of each 64x64 block the k largest numbers are
-    sent, and what was sent is taken out of e; a number's update is the mean of it over the workers
-    that sent it, 0 where none did; theta = theta - update. A sent zero counts as sent.
+    For every matrix by itself: e = decay e + Delta; the k largest numbers of each 64x64 block are
+    sent and subtracted from e; the update of a number is its mean over the workers that sent it, 0
+    if none did; theta = theta - update. A sent zero counts as sent.
 
     Source: SparseLoCo's released code (arXiv 2508.15706), outer learning rate 1.
     """
@@ -244,7 +243,7 @@ def reference_released_sparseloco(theta, deltas, *, k, decay=0.95, quantised=Fal
 
 
 def _largest_of_blocks(matrix: Tensor, k: int) -> Tensor:
-    """Which numbers are among the k largest of their 64x64 block: bool."""
+    """A mask of the k largest magnitudes in each 64x64 block."""
     chosen = torch.zeros_like(matrix, dtype=torch.bool)
     for place in _blocks(matrix):
         chosen[place] = _largest(matrix[place], k)
@@ -252,7 +251,7 @@ def _largest_of_blocks(matrix: Tensor, k: int) -> Tensor:
 
 
 def _in_two_bits(numbers: Tensor) -> Tensor:
-    """Each number as the mean of its bin, of four bins of 6 sigma / 4 around the mean."""
+    """Each number replaced by the mean of its bin; four bins of 6 sigma / 4 are around the mean."""
     mean = numbers.mean()
     centred = numbers - mean
     step = 6 * (centred.square().sum() / (len(numbers) - 1)).sqrt() / 4

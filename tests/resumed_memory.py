@@ -1,9 +1,8 @@
-"""Resumes a pickled configuration in a folder; prints memory, in bytes a parameter, as JSON.
+"""Resumes a pickled configuration in a folder; prints memory, in bytes per parameter, as JSON.
 
-`kept` is what the process holds more of after the restore than before it, `extra` the most that it
-held besides meanwhile, and `mapped` whether a checkpoint is in its memory still. Only its own
-memory counts: pages of a file that is mapped are the system's, which takes them back when it needs
-them.
+`kept` is the increase in memory from before to after the restore, `extra` the peak above that in
+between, and `mapped` whether a checkpoint is still mapped. Only the process's own memory counts:
+pages of a mapped file are the system's, which takes them back when it needs them.
 """
 
 import json
@@ -46,6 +45,6 @@ def _watched(self: trainer._Trainer) -> None:
 _restore = trainer._Trainer._restore
 
 if __name__ == "__main__":
-    # Not where it is imported, as for its doctests.
+    # Only as a script: doctests import this file.
     trainer._Trainer._restore = _watched
     trainer.resume(pickle.loads(Path(sys.argv[1]).read_bytes()), Path(sys.argv[2]))

@@ -1,4 +1,4 @@
-"""Run folders without runs: what a run would have written, with losses that a test chooses."""
+"""Run folders without runs: files as a run would write them, with losses chosen by a test."""
 
 import dataclasses
 import json
@@ -71,7 +71,7 @@ def write_run(folder: Path, config: TrainConfig, *, loss: float = 2.0, **extra: 
 
 
 def retell(folder: Path, old: str, new: str) -> None:
-    """Other text in the records of a run."""
+    """Replace text in the records of a run."""
     file = folder / "metrics.jsonl"
     file.write_text(file.read_text().replace(old, new))
 
@@ -81,7 +81,7 @@ def runs_in(folder: Path) -> list[FinishedRun]:
 
 
 def change(file: Path, **fields: Any) -> None:
-    """Fields of a JSON file; `a__b` is field b of field a."""
+    """Set fields of a JSON file; `a__b` is field b of field a."""
     data = json.loads(file.read_text())
     for path, value in fields.items():
         *parts, name = path.split("__")
@@ -93,7 +93,7 @@ def change(file: Path, **fields: Any) -> None:
 
 
 def comparison(folder: Path) -> Path:
-    """Several methods, seeds, K and H, statistics in some, and folders to be left out."""
+    """Runs of several methods, seeds, K and H, some with statistics, and folders to leave out."""
     for method, loss in (("ddp", 1.7), ("diloco", 1.9), ("muloco:bits=2", 1.6)):
         for seed in (0, 1, 2):
             name = f"{method.replace(':', '-')}-seed{seed}"

@@ -1,4 +1,4 @@
-"""A real S3 server on this machine's loopback, and a proxy before it that makes mistakes."""
+"""A real S3 server on this machine's loopback, and a faulty proxy in front of it."""
 
 import contextlib
 import json
@@ -50,7 +50,7 @@ def in_aws(endpoint: str) -> dict[str, str]:
 
 @pytest.fixture(scope="session", name="s3")
 def s3_fixture(tmp_path_factory) -> Iterator[str]:
-    """The endpoint of a server with an empty bucket `run`; skips where there is no server."""
+    """The endpoint of a server with an empty bucket `run`; skips if no server is installed."""
     with s3_server(tmp_path_factory.mktemp("weed")) as endpoint:
         yield endpoint
 
@@ -61,8 +61,8 @@ def s3_server(
 ) -> Iterator[str]:
     """The endpoint of a server with an empty bucket `run`.
 
-    It keeps its files in `folder`; `within` is a command that runs another, such as one of a
-    network namespace.
+    The server keeps its files in `folder`; `within` is a command that runs another one, such as in
+    a network namespace.
     """
     binary = weed()
     if binary is None:
@@ -72,7 +72,7 @@ def s3_server(
         keys = [{"accessKey": name, "secretKey": secret}]
         identities.append({"name": name, "credentials": keys, "actions": ACTIONS[name]})
     (folder / "s3.json").write_text(json.dumps({"identities": identities}))
-    # SeaweedFS listens for gRPC at the port 10,000 above each.
+    # SeaweedFS listens for gRPC 10,000 above each port.
     ports = {name: free_port() for name in ("master", "volume", "filer", "s3")}
     scratch = tempfile.mkdtemp(prefix="weed-")
     log = (folder / "log").open("w")
@@ -99,7 +99,7 @@ def s3_server(
         server.kill()
         server.wait()
         log.close()
-        # Named by its ports or those for gRPC, and there whatever TMPDIR is.
+        # Sockets are named by the ports or those for gRPC, and in /tmp whatever TMPDIR is.
         own = {str(port + beyond) for port in ports.values() for beyond in (0, 10_000)}
         for left in Path("/tmp").glob("seaweedfs-*.sock"):
             if left.stem.rpartition("-")[2] in own:
@@ -122,11 +122,11 @@ def is_up(within: tuple[str, ...], url: str, method: str) -> bool:
 
 
 class Proxy:
-    """Passes requests on to the server at `endpoint`, and answers some of them otherwise.
+    """Forwards requests to the server at `endpoint`, and injects faults into some of them.
 
-    By number and first line of each request, `fault` says what happens to it: "" nothing, "503" or
-    "400 RequestTimeout" an answer of its own, "late" the server's answer after a second, "cut" a
-    connection that ends before the request is passed on, "lost" one that ends after it was, "half"
+    `fault` takes the number and first line of a request, and names its fault: "" none, "503" or
+    "400 RequestTimeout" an answer of the proxy, "late" the server's answer after a second, "cut" a
+    connection that ends before the request is forwarded, "lost" one that ends after that, "half"
     half an answer.
     """
 

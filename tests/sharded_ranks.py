@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-import torch._dynamo  # imported when a process group is there, it would keep the group
+import torch._dynamo  # imported after a process group exists, it would keep the group
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -33,7 +33,7 @@ from toy import Team, descend, largest_difference, same_bits
 
 OUTER = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
 H, STEPS = 3, 10
-HALVES = (slice(0, 4), slice(4, 8))  # of a batch, one for each rank of a worker
+HALVES = (slice(0, 4), slice(4, 8))  # halves of a batch, one for each rank of a worker
 WIDTH, INNER = 66, 35  # two ranks cannot share 35 rows evenly
 ADAMW, MUON = tw.inner.AdamW(lr=0.02), tw.inner.Muon(lr=0.02, weight_decay=0.1)
 
@@ -117,7 +117,7 @@ class Group:
 
 
 def twin(method: tw.Method, steps: int, parts: Sequence[slice] = (slice(None),)) -> Team:
-    """Two unsharded workers. Each step's gradient is the mean of those of the batch's parts."""
+    """Two unsharded workers; a step's gradient is the mean of those of the batch's parts."""
     team = Team(method, method.inner.build, 2, model=Net)
     for step in range(steps):
         for worker, (model, optimizer) in enumerate(zip(team.models, team.optimizers, strict=True)):
@@ -136,12 +136,12 @@ def same_on(group: dist.ProcessGroup, text: str) -> bool:
 
 
 def outer_parameters() -> None:
-    """The bits of two unsharded workers, also where each rank reads half of its worker's batch.
+    """The same bits as two unsharded workers, even if each rank reads half of its worker's batch.
 
-    Gradients of halves, added up, are in their last bits not those of the whole batch. In 10 steps
-    that moves the anchor of two unsharded workers by up to 9e-5 with AdamW, and by 6e-3 with Muon,
-    whose Newton-Schulz raises last bits by up to 493. So what is compared with halves has the
-    halves' mean, too: (a + b) / 2 has the same bits if FSDP's reduction adds or one process does.
+    Gradients of halves, added up, differ from those of the whole batch in their last bits. In 10
+    steps that moves the anchor of two unsharded workers by up to 9e-5 with AdamW, and by 6e-3 with
+    Muon, whose Newton-Schulz raises last bits by up to 493. So the twin of halves also averages
+    them: (a + b) / 2 has the same bits whether FSDP's reduction or a single process adds.
     """
     both = mesh()
     exact = {"codec": tw.codecs.Identity()}
@@ -157,13 +157,13 @@ def outer_parameters() -> None:
             assert same_bits(alike.full(), whole), method
             halves = Group(method, fsdp(both["shard"]), both).train(STEPS, halves=True)
             assert same_bits(halves.full(), twin(method, STEPS, HALVES).anchor()), method
-            # The controls: another order of the sum shows, and one half in both halves' place.
+            # Controls: another order of the sum shows, and so does one half in place of both.
             assert 0 < largest_difference(halves.full(), whole) < 0.01
             assert largest_difference(halves.full(), twin(method, STEPS, HALVES[:1]).anchor()) > 0.1
 
 
 def codecs() -> None:
-    """On every shard, what was sent plus what is left is what was moved; all workers agree."""
+    """On every shard, sent plus residual is what was moved; all workers agree."""
     both = mesh()
     keep = tw.ErrorFeedback(decay=1.0)
     codecs = (tw.codecs.TopK(k=256), tw.codecs.Quantise(bits=2), tw.codecs.E3M0())
@@ -201,12 +201,12 @@ class Book:
 
     def check(self) -> None:
         residual = self.exchange.state_dict()["residual"]
-        # Every round rounds three sums of numbers below 4 once: 6 ulp of 2^-22 in four rounds each.
+        # A round rounds three sums of numbers below 4 once: 6 ulp of 2^-22 in four rounds each.
         torch.testing.assert_close(self.sent + residual, self.moved, rtol=0, atol=24 * 2**-22)
 
 
 def replicated() -> None:
-    """Replicated parameters stay equal on a worker's ranks beside lossy shards."""
+    """Replicated parameters stay equal on a worker's ranks, next to lossy shards."""
     both = mesh()
     for exchange in (tw.Gather(), tw.ReduceScatter(owner_feedback=tw.ErrorFeedback())):
         fields = {"codec": tw.codecs.TopK(k=256), "feedback": tw.ErrorFeedback()}
@@ -240,7 +240,7 @@ def hybrid() -> None:
     group = Group(method, fsdp(cube["copy", "shard"]), cube).train(STEPS, halves=False)
     assert same_bits(group.full(), twin(method, STEPS).anchor())
     assert same_on(dist.group.WORLD, group.outer.digest())
-    # One sharding, so no fragment is cut in two.
+    # A single sharding, so no fragment is split.
     assert len(group.outer._state.fragments) == 3
 
 
@@ -256,7 +256,7 @@ def host_memory() -> None:
 
 
 def checkpoints() -> None:
-    """With torch.distributed.checkpoint, every rank's outer state under a key of its own."""
+    """With torch.distributed.checkpoint, every rank's outer state has a key of its own."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
@@ -302,7 +302,7 @@ def refused() -> None:
     square.weight = nn.Parameter(summand)
     with pytest.raises(tw.ConfigurationError, match=r"'weight'.*Partial"):
         tw.OuterLoop(square, [], method, transport=Distributed(both["worker"].get_group()))
-    # Data parallelism over the workers too: their gradients are averaged already.
+    # Also data parallel over the workers, whose gradients are then already averaged.
     model = fully_shard(Net(), mesh=both)
     with pytest.raises(tw.MismatchError, match="sharding"):
         tw.OuterLoop(model, [], method, transport=Distributed(both["worker"].get_group()))

@@ -31,7 +31,7 @@ def loss(model: nn.Module, step: int, worker: int, *, workers: int = 1) -> Tenso
 
 
 def build_matrices() -> nn.Module:
-    """A model of matrices alone, with sides that are multiples of 64."""
+    """A model of matrices only, with sides that are multiples of 64."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         wide, back = nn.Linear(64, 128, bias=False), nn.Linear(128, 64, bias=False)
@@ -39,7 +39,7 @@ def build_matrices() -> nn.Module:
 
 
 def matrix_loss(model: nn.Module, step: int, worker: int, *, workers: int) -> Tensor:
-    """As `loss`, of `build_matrices`."""
+    """As `loss`, for `build_matrices`."""
     draws = torch.Generator().manual_seed(step)
     x = torch.randint(64, (60,), generator=draws).chunk(workers)[worker]
     y = torch.randn(60, 64, generator=draws).chunk(workers)[worker]
@@ -67,7 +67,7 @@ def descend(loss: Tensor, *optimizers: torch.optim.Optimizer) -> None:
 
 
 def exchange_all(loops: Sequence[tw.OuterLoop]) -> None:
-    """Exchange after an inner step of workers that share a thread."""
+    """Exchange after an inner step, for workers that share a thread."""
     for loop in loops:
         loop.begin()
     for loop in loops:
@@ -75,7 +75,7 @@ def exchange_all(loops: Sequence[tw.OuterLoop]) -> None:
 
 
 def flush(loops: Sequence[tw.OuterLoop]) -> None:
-    """The last exchange of workers that share a thread."""
+    """Flush the last exchange of workers that share a thread."""
     for loop in loops:
         loop.begin(last=True)
     for loop in loops:
@@ -83,12 +83,12 @@ def flush(loops: Sequence[tw.OuterLoop]) -> None:
 
 
 def own_anchor(loop: tw.OuterLoop) -> dict[str, Tensor]:
-    """This worker's outer parameters, by name, also where each worker has its own."""
+    """This worker's outer parameters by name, even if each worker has its own."""
     return loop._state.as_state_dict(loop._state.own())
 
 
 def feedback_of(loop: tw.OuterLoop) -> list[dict[str, Tensor]]:
-    """A copy of the error feedback of each fragment as a checkpoint has it."""
+    """A copy of each fragment's error feedback, as in a checkpoint."""
     fragments = loop.state_dict()["fragments"]
     return [{k: v.clone() for k, v in each["exchange"].items()} for each in fragments]
 
@@ -96,7 +96,7 @@ def feedback_of(loop: tw.OuterLoop) -> list[dict[str, Tensor]]:
 def alone(
     method: tw.Method, build: BuildOptimizer = adamw, **options: Any
 ) -> tuple[nn.Module, torch.optim.Optimizer, tw.OuterLoop]:
-    """A worker without others, or that of `transport`."""
+    """A lone worker, or the worker of `transport`."""
     model = build_model()
     optimizer = build(model)
     return model, optimizer, tw.OuterLoop(model, optimizer, method, **options)
@@ -104,7 +104,7 @@ def alone(
 
 @dataclass(frozen=True, kw_only=True)
 class OwnAnchors(tw.outer.OuterOptimizer):
-    """`outer`, with an anchor of its own for every worker, which nothing pulls together."""
+    """`outer` with an anchor of its own for every worker; nothing pulls the anchors together."""
 
     outer: tw.outer.OuterOptimizer
 
@@ -119,7 +119,7 @@ class OwnAnchors(tw.outer.OuterOptimizer):
 def bound(
     outer: tw.outer.OuterOptimizer, weights: Tensor, workers: int = 4
 ) -> tuple[nn.Parameter, OuterState]:
-    """The parameter of a model that has no other, and its outer state among `workers`."""
+    """The only parameter of a model, and its outer state among `workers`."""
     model = nn.Linear(len(weights), 1, bias=False, dtype=weights.dtype)
     with torch.no_grad():
         model.weight.copy_(weights)
@@ -178,7 +178,7 @@ class Team:
         return list(own_anchor(self.loops[0]).values())
 
     def states(self) -> list[dict[str, Any]]:
-        """Checkpoints of all workers, through a file."""
+        """Checkpoints of all workers, saved to a file and loaded again."""
         file = io.BytesIO()
         parts = zip(self.models, self.optimizers, self.loops, strict=True)
         names = ("model", "optimizer", "outer")

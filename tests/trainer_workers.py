@@ -1,6 +1,6 @@
 """Workers under other libraries' trainers, and checks of them.
 
-Those that come and go are what `elastic_team.Team(work="trainer_workers.elastic_FUNCTION")` starts.
+`elastic_team.Team(work="trainer_workers.elastic_FUNCTION")` starts workers that come and go.
 """
 
 import json
@@ -76,7 +76,7 @@ def facts(net: nn.Module, outer: tw.OuterLoop) -> dict[str, Any]:
 
 
 def hugging_face_arguments(out: Path, **given) -> Any:
-    """Trainer joins the ranks of this worker when it gets them, if there are several."""
+    """Arguments for Trainer, which joins the ranks of this worker if there are several."""
     from transformers import TrainingArguments
 
     ddp = {"ddp_backend": "gloo"} if int(os.environ.get("WORLD_SIZE", "1")) > 1 else {}
@@ -141,7 +141,7 @@ def check_a_plain_worker(
     name: str,
     out: Path,
 ) -> dict[str, Any]:
-    """It computes what a loop by hand does, also when it is resumed; returns what `train` says."""
+    """Check a worker against a loop by hand, also when resumed; returns what `train` reports."""
     method, net, seen = METHODS[name](), model(), []
 
     def see(module: nn.Module, args: Any, batch: dict[str, Any]) -> None:
@@ -151,10 +151,10 @@ def check_a_plain_worker(
     straight, outer = train(net, method, out, False)
     assert straight["model_is_anchor"]
     resumed, _ = train(model(), method, out, True)
-    # Lightning's list is of this process, Trainer's of the run.
+    # Lightning lists the losses of this process, Trainer those of the run.
     resumed["losses"] = straight["losses"][:-2] + resumed["losses"][-2:]
     assert resumed == straight
-    if name == "diloco":  # of the others a last bit decides what is sent
+    if name == "diloco":  # in the others, a last bit decides what is sent
         found = parameters_to_vector(outer.consensus().values())
         assert (found - by_hand(method, seen)).abs().max() < 1e-5
         assert (found - parameters_to_vector(model().parameters())).abs().max() > 1e-2
@@ -183,7 +183,7 @@ def lone_end() -> tw.transport.Transport:
 
 
 def is_put_back(outer: tw.OuterLoop, steps: int) -> None:
-    """Have a run go on without the last `steps` of its only worker, once."""
+    """Make a run go on without the last `steps` of its only worker, once."""
     flush, left = outer.flush, [steps]
 
     def flush_or_not() -> bool:
@@ -197,7 +197,7 @@ def is_put_back(outer: tw.OuterLoop, steps: int) -> None:
 
 
 class Companion:
-    """A worker of an elastic run in this thread, at step `at` of `steps` when one comes late."""
+    """A worker of an elastic run in this thread, at step `at` of `steps` when one joins late."""
 
     def __init__(
         self, method: tw.Method, at: int, steps: int, named: Callable[[nn.Module], nn.Module]
@@ -233,7 +233,7 @@ class Companion:
 
 
 def factor(step: int) -> float:
-    """Factor of the learning rate, which falls in a straight line."""
+    """Factor of the learning rate, which decays linearly."""
     return 1 - step / ELASTIC_STEPS
 
 
@@ -242,7 +242,7 @@ class Elastic:
 
     def __init__(self, store: str, identity: str, options: dict) -> None:
         torch.set_num_threads(1)
-        # A newcomer takes the others' weights, whatever its own were.
+        # A newcomer takes the others' weights, so its own may differ.
         self.net = model(sum(identity.encode()))
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=RATE)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, factor)
@@ -278,7 +278,7 @@ def elastic_hugging_face(store: str, identity: str, options: dict) -> None:
         def on_step_begin(self, args, state, control, **given):
             worker.say_step(outer, state.global_step)
 
-    # The variables by which a trainer joins the ranks of this worker.
+    # Environment variables by which a trainer joins the ranks of this worker.
     index, ranks, meeting = options.get("ranks", (0, 1, ""))
     if ranks > 1:
         host, port = split_address(meeting)
@@ -300,7 +300,7 @@ def elastic_hugging_face(store: str, identity: str, options: dict) -> None:
     rows = worker.shares(lambda: outer)
     trainer = hugging_face_trainer(args, worker.net, rows, worker.optimizer, worker.schedule)
     trainer.add_callback(Watch())
-    trainer.remove_callback(PrinterCallback)  # which is no JSON
+    trainer.remove_callback(PrinterCallback)  # its output is not JSON
     TransformersCallback(outer).add_to(trainer)
     trainer.train()
     worker.finish(outer, worker.net)

@@ -30,7 +30,7 @@ LLAMA = {
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> Path:
-    """40 kB of prose that is not random: words from a seeded chain."""
+    """40 kB of prose with some structure: words from a seeded chain."""
     draw = random.Random(0)
     words = ["thin", "wire", "worker", "anchor", "round", "step", "mean", "payload", "sends", "a"]
     folder = tmp_path_factory.mktemp("corpus")
@@ -73,7 +73,7 @@ def records(out: Path) -> list[dict]:
 
 
 def script(config: TrainConfig, out: Path, *, begin: str = "resume") -> list[str]:
-    """A process that runs `config`."""
+    """The command of a process that runs `config`."""
     file = out.parent / f"{out.name}.py"
     file.write_text(
         "import pickle\nfrom pathlib import Path\nfrom thinwire.train import trainer\n"
@@ -106,7 +106,7 @@ def stop_after(config: TrainConfig, out: Path, monkeypatch, step: int | None, *o
     """Run until `step`, or the first one, and fail there, as a full disk or a user would.
 
     Returns:
-        The workers that were there.
+        The workers of the run.
     """
     from thinwire.train.trainer import _Trainer
 

@@ -1,4 +1,4 @@
-"""Checks of transports that only some keep: they exchange while the caller trains."""
+"""Checks for those transports that exchange while the caller trains."""
 
 import threading
 import time
@@ -24,15 +24,15 @@ def reduced(
 def check_background(transport: Transport, *, within_s: float = 20.0) -> None:
     """Check a transport that exchanges while training continues.
 
-    Exchanges with all their posts must arrive before any of them is waited for, and their time
-    until then must count as overlapped.
+    Exchanges with all their posts must arrive before anyone waits for them, and their time until
+    then must count as overlapped.
 
     Args:
-        transport: the worker's.
-        within_s: how long a few bytes may take.
+        transport: transport of the worker.
+        within_s: time that a few bytes may take.
 
     Raises:
-        AssertionError: something arrives only when it is waited for.
+        AssertionError: an exchange makes progress only in a wait.
     """
     meter, arrived = Metered(transport), list[int]()
 

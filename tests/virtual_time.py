@@ -1,11 +1,11 @@
 """Processes and an object store under one scheduler with a virtual clock, replayed by a seed.
 
 `VirtualLoop` is an event loop that never waits: when nothing is ready it jumps to the next timer.
-Of the processes with something to do it picks one at random and runs one callback of it, so every
-interleaving that separate machines could have may happen. A process can be frozen (SIGSTOP) or
-killed (SIGKILL: nothing of it runs again, not even `finally`), between any two of its awaits.
+It picks a random process with something to do and runs one of its callbacks, so every interleaving
+that separate machines could have may happen. A process can be frozen (SIGSTOP) or killed (SIGKILL:
+nothing of it runs again, not even `finally`), between any two of its awaits.
 
-`VirtualStore` stands for the module `obstore` beneath an `ObjectStore`.
+`VirtualStore` replaces the module `obstore` beneath an `ObjectStore`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from obstore.exceptions import AlreadyExistsError, GenericError
 
 from thinwire.errors import ExchangeError
 
-_LONGEST_STILL = 100_000  # callbacks at one time
+_LONGEST_STILL = 100_000  # callbacks without time passing
 _PROCESS: contextvars.ContextVar[Process] = contextvars.ContextVar("process")
 
 
 class Process:
-    """Callbacks that run in order, beside those of other processes."""
+    """Callbacks that run in order, interleaved with those of other processes."""
 
     def __init__(self, loop: VirtualLoop, name: str) -> None:
         self.loop, self.name = loop, name
@@ -47,7 +47,7 @@ class Process:
         self.tasks.append(self.loop.create_task(work, context=self.context))
 
     def freeze(self, seconds: float) -> None:
-        """Run nothing for a while; what others do for it meanwhile, as a store, goes on."""
+        """Run nothing for a while; others, such as a store, go on working for it meanwhile."""
         self.is_frozen = True
         self.loop.update(self)
         self.loop.world.call_later(seconds, self._thaw)
@@ -67,10 +67,10 @@ class Process:
 
 
 class _Call:
-    """What `asyncio.Handle` does, in a third of the time."""
+    """A replacement for `asyncio.Handle` that takes a third of the time."""
 
     __slots__ = ("args", "callback", "context", "is_cancelled")
-    _source_traceback = None  # which `call_later` asks for
+    _source_traceback = None  # `call_later` reads it
 
     def __init__(self, callback: Any, args: Any, context: contextvars.Context | None) -> None:
         self.callback, self.args, self.is_cancelled = callback, args, False
@@ -90,7 +90,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop whose time passes only while all processes wait.
 
     Args:
-        random: picks which process goes on.
+        random: picks the process that runs next.
     """
 
     def __init__(self, random: Random) -> None:
@@ -100,7 +100,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._timers: list[tuple[float, int, _Call]] = []
         self._set = 0
         self.is_burying = False
-        self._idle: asyncio.Future[None] | None = None  # what waits until nothing can run
+        self._idle: asyncio.Future[None] | None = None  # resolved once nothing can run
         self.world = Process(self, "world")
 
     def time(self) -> float:
@@ -125,7 +125,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._runnable.append(process)
 
     def update(self, process: Process) -> None:
-        """Take note that `process` can run now, or cannot."""
+        """Note whether `process` can run now."""
         runs = bool(process.ready) and not process.is_frozen and not process.is_dead
         if runs and process not in self._runnable:
             self._runnable.append(process)
@@ -173,7 +173,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 call.context.run(call.callback, *call.args)
 
     def _advance(self) -> None:
-        """Make the timers of the next time ready at which there are any."""
+        """Advance to the next time that has timers, and make them ready."""
         if self._idle is not None:
             self._idle.set_result(None)
             self._idle = None
@@ -190,7 +190,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 self._add(timer)
 
     def bury(self, processes: Iterable[Process]) -> None:
-        """End what is left of `processes`, of which nothing counts any more."""
+        """End what is left of `processes`, whose results no longer matter."""
         self.is_burying = True
         for process in processes:
             process.is_frozen = process.is_dead = False
@@ -208,14 +208,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 class VirtualRanks:
-    """What `WorkerRanks` is to one rank of a worker, among processes under a `VirtualLoop`.
+    """A replacement for a rank's `WorkerRanks`, among processes under a `VirtualLoop`.
 
     Args:
-        loop: of the processes.
-        index: of this rank.
+        loop: event loop of the processes.
+        index: number of this rank.
         size: S.
-        peers: of all ranks of the worker, to which this one is added.
-        random: decides how soon each rank is told.
+        peers: the objects of all ranks of the worker, to which this one is added.
+        random: decides how soon each rank learns a result.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class VirtualRanks:
         peers.append(self)
 
     async def gather_async(self, value: Any) -> list[Any]:
-        """Every rank's value, in rank order, once all are there."""
+        """Every rank's value, in rank order, once all have arrived."""
         if self.size == 1:
             return [value]
         answer = self._loop.create_future()
@@ -237,7 +237,7 @@ class VirtualRanks:
         return await answer
 
     def leave(self) -> None:
-        """Have the process of this rank end, which those that wait for it notice."""
+        """Note that the process of this rank ends, for ranks that wait for it."""
         self.is_gone = True
         self._meet()
 
@@ -270,13 +270,13 @@ class StoreFaults:
     """What may go wrong with a request.
 
     Args:
-        latency_s: of a request, about.
+        latency_s: approximate time of a request.
         slow: share of requests that take up to a thousand times as long.
         lost: share of requests that do not arrive.
         unanswered: share of requests that arrive and whose answer is lost.
-        listing_lag_s: listings lack what was written since, up to so long.
-        damaged: share of reads in which one bit is another one.
-        outages: from when to when nothing arrives.
+        listing_lag_s: longest time for which listings may lack a written object.
+        damaged: share of reads with one flipped bit.
+        outages: (begin, end) of times in which nothing arrives.
     """
 
     latency_s: float = 0.02
@@ -292,7 +292,7 @@ class VirtualStore:
     """Objects in memory, behind requests that take time and fail.
 
     Args:
-        loop: whose clock it uses.
+        loop: provides the clock.
         random: decides the fate of each request.
         faults: what may go wrong.
         wrote: called with the key and the bytes of each object that is written.
@@ -318,7 +318,7 @@ class VirtualStore:
     def __repr__(self) -> str:
         return "VirtualStore()"
 
-    # -- as the module obstore has them ------------------------------------------------------------
+    # -- the interface of obstore ------------------------------------------------------------------
 
     async def put_async(
         self,
@@ -330,7 +330,7 @@ class VirtualStore:
         use_multipart: bool,
         chunk_size: int,
     ) -> None:
-        raw = b"".join(parts)  # before the caller goes on and may change it
+        raw = b"".join(parts)  # copied before the caller can change it
         late_s = store.late_s(key)
         if late_s:
             await asyncio.sleep(late_s)

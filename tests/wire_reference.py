@@ -1,8 +1,8 @@
-"""A second implementation of docs/wire-format.md, to read only: written from that text alone.
+"""A second, read-only implementation of docs/wire-format.md, written from that text alone.
 
-Of encoding it has the sums, whose order the text fixes.
+Of encoding it has only the sums, whose order the text fixes.
 
-It imports neither torch nor thinwire, and is as slow as it is plain.
+It imports neither torch nor thinwire, and is plain and slow.
 """
 
 import functools
@@ -24,7 +24,7 @@ Places = list[int]
 
 
 class Refused(Exception):
-    """The bytes are not what the format says."""
+    """The bytes do not follow the format."""
 
 
 class Segment(NamedTuple):
@@ -97,7 +97,7 @@ def column_sums(raw: bytes) -> bytes:
 
 
 def wire_order(shapes: dict[str, tuple[int, ...]]) -> list[str]:
-    """First those of whole chunks."""
+    """Names, those of whole chunks first."""
     numels = {name: math.prod(shape) for name, shape in shapes.items()}
     return sorted(shapes, key=lambda name: numels[name] == 0 or numels[name] % 4096 != 0)
 
@@ -286,7 +286,7 @@ def plain_nbytes(f: Format, rows: list[Places]) -> int:
 
 
 def record_nbytes(f: Format, rows: list[Places]) -> int:
-    """The record of one row, or of the rows of a section, unless plain numbers are no larger."""
+    """Size of the record of a row, or of a section's rows; that of plain numbers if no larger."""
     n = sum(map(len, rows))
     if f.family == "table":
         return 2 * 2**f.number + _ceil(n * f.number, 8)
@@ -301,7 +301,7 @@ def record_nbytes(f: Format, rows: list[Places]) -> int:
 def read_record(
     f: Format, raw: bytes, rows: list[Places], round_number: int, number: int
 ) -> tuple[Places, Floats]:
-    """The places of the vector that record `number` names, and their values."""
+    """The places in the vector that record `number` names, and their values."""
     where = list(itertools.chain(*rows))
     n = len(where)
     if record_nbytes(f, rows) >= plain_nbytes(f, rows):
@@ -376,7 +376,7 @@ def bin_mean(x: Floats, codes: Sequence[int], code: int) -> np.float32:
 
 
 def sign_levels(values: Floats) -> tuple[np.float32, np.float32]:
-    """The low and the high one, before they are rounded to bf16."""
+    """The low and the high level, before they are rounded to bf16."""
     k = len(values)
     scaled = [abs(v) * _F(1 / k) for v in values]
     total = add_up(scaled)
@@ -411,7 +411,7 @@ def _matrix(transform: str, n: int) -> list[list[int]]:
 
 
 def _times(numbers: Sequence[float], transform: str) -> list[float]:
-    """The numbers whose coefficients these are."""
+    """The numbers that have these coefficients."""
     largest = max(map(abs, numbers))
     if largest == 0:
         return [0.0] * len(numbers)
@@ -435,7 +435,7 @@ def _back(transform: str, row: Floats, *, is_block: bool) -> Floats:
 
 
 def to_vector(codec_id: str, layout: Layout, coefficients: Floats) -> Floats:
-    """The vector of a sum of what bodies name."""
+    """The vector of a sum of the coefficients in bodies."""
     if codec_id.startswith("per-role("):
         named = roles_of(codec_id)
         for role, inner in named.items():
@@ -477,7 +477,7 @@ _ELEMENTWISE = {"identity/f32": (4, _f32), "cast/bf16": (2, _bf16), "cast/fp16":
 def _parts(
     codec_id: str, layout: Layout, round_number: int = 0
 ) -> Iterator[tuple[int, Callable[[bytes], tuple[Places, Floats]]]]:
-    """Size of each part of a body, and a reader of its places and numbers."""
+    """The size of each part of a body, and a reader for its places and numbers."""
     if codec_id.startswith("per-role("):
         named = roles_of(codec_id)
         for role, inner in named.items():
