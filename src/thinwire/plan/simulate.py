@@ -264,7 +264,8 @@ def steady_round_s(ends_s: Callable[[int], Sequence[float]], *, least_s: float) 
     """Seconds of a round, without the beginning and end of a run.
 
     Simulates until two consecutive rounds take the same time, at least `least_s`: over a link that
-    is a little too slow, many equal rounds pass before workers wait.
+    is a little too slow, many equal rounds pass before workers wait. If none of `_MOST_ROUNDS` do,
+    it is the mean of their second half.
 
     Args:
         ends_s: maps a number of rounds to the time at the end of each.
@@ -324,7 +325,9 @@ def required_bandwidth(target: float, scenario: Scenario) -> float:
 
 
 def least_rate(reaches: Callable[[float], bool]) -> float:
-    """The least rate for which `reaches` is true, in bit/s; 0 if it always is, infinity if never.
+    """The least rate for which `reaches` is true, in bit/s.
+
+    It is 0 if the slowest rate that is tried suffices, and infinity if the fastest does not.
 
     Args:
         reaches: false up to some rate, and true above it.
