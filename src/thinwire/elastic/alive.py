@@ -1,6 +1,6 @@
-"""Signs of life: an object of each worker that it overwrites while it trains.
+"""Signs of life: one object per worker, which it overwrites while it trains.
 
-The others notice a lost worker after a few seconds, however long a round is. Nothing else depends
+The others notice a lost worker within seconds, however long a round is. Nothing else depends
 on these signs: a worker that is assumed lost too soon counts as late, like any slow one.
 """
 
@@ -21,7 +21,7 @@ _LOG = logging.getLogger(__name__)
 PER_LOSS: Final = 3
 """Missed signs after which a worker is assumed lost."""
 FEW: Final = 16
-"""Workers that are asked about one by one; of more, these come first."""
+"""The most workers to look up one by one; a longer list begins with this many."""
 
 
 class _Sign(NamedTuple):
@@ -34,8 +34,8 @@ class LostWorkers:
     """Finds workers that gave no sign of life for too long, by this process's clock.
 
     Args:
-        objects: of the run.
-        after_s: without a new sign, a worker is lost.
+        objects: the run's objects.
+        after_s: seconds without a new sign after which a worker is lost.
     """
 
     def __init__(self, objects: RunObjects, after_s: float) -> None:
@@ -43,12 +43,12 @@ class LostWorkers:
         self._signs: dict[str, _Sign] = {}
 
     async def first_of(self, names: Sequence[str]) -> set[str]:
-        """Those of the first of `names` that are lost; of all of them, if all of the first are."""
+        """Return the lost workers among the first of `names`; if all of those are, among all."""
         lost = await self.among(names[:FEW])
         return lost | await self.among(names[FEW:]) if len(lost) == FEW else lost
 
     async def among(self, names: Collection[str]) -> set[str]:
-        """Those of `names` that are lost; asks the store now and then."""
+        """Return the lost workers among `names`; asks the store only now and then."""
         now, never = now_s(), _Sign(None, 0.0, float("-inf"))
         known = {name: self._signs.get(name, never) for name in names}
         often_s = self._after_s / (2 * PER_LOSS)
@@ -56,13 +56,13 @@ class LostWorkers:
         until_s = now + self._after_s
         try:
             stamps = await together(*(self._objects.sign_of_life(name, until_s) for name in due))
-        except ThinwireError:  # a store that does not answer keeps signs of life from all
+        except ThinwireError:  # no sign can get through while the store is silent
             self._signs.clear()
             return set()
         for name, stamp in zip(due, stamps, strict=True):
             sign = known[name]
             was_lost = sign.looked_s - sign.since_s >= self._after_s
-            # Nobody looked for long: this machine, and the other worker, may have been suspended.
+            # Nobody looked for long: this process, and the other worker, may have been suspended.
             is_old = now - sign.looked_s > self._after_s and not was_lost
             is_new = is_old or sign.stamp != stamp
             known[name] = _Sign(stamp, now if is_new else sign.since_s, now)
@@ -73,13 +73,13 @@ class LostWorkers:
 async def give_signs(
     objects: RunObjects, name: str, after_s: float, measured: Callable[[], WorkerMetrics]
 ) -> None:
-    """Overwrite the sign of life of `name` until this is cancelled.
+    """Overwrite the sign of life of worker `name` until cancelled.
 
     Args:
-        objects: of the run.
-        name: of this worker.
-        after_s: after which the others take it for lost.
-        measured: returns what it measured, which its signs tell.
+        objects: the run's objects.
+        name: this worker's name.
+        after_s: seconds without a sign after which the others assume it lost.
+        measured: returns the worker's metrics, which each sign carries.
     """
     while True:
         try:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
 Kind: TypeAlias = Literal[
-    "waits for",  # this worker is in no round yet: others have to come, or to end theirs
+    "waits for",  # before its first round: others have to join, or to end a round
     "joined",  # this worker has joined the run
     "arrived",  # another worker has joined
     "left",  # another worker is gone
@@ -36,7 +36,7 @@ class Event:
         round: outer steps taken by then.
         who: identities of the workers.
         why: explanation, as text.
-        lost_s: seconds that this worker could not train because of it.
+        lost_s: seconds of training that it cost this worker.
     """
 
     kind: Kind
@@ -83,14 +83,14 @@ class EventLog:
         """Call `listener` with every event from now on, in the thread where it happens.
 
         Returns:
-            The events that are kept by now.
+            The events kept so far.
         """
         with self._lock:
             self._listeners.append(listener)
             return list(self._events)
 
     def note(self, kind: Kind, *, round: int, **about: Any) -> None:
-        """Add an event; `about` has further fields of `Event`."""
+        """Add an event; `about` sets further fields of `Event`."""
         event = Event(kind=kind, at_s=time.time(), round=round, **about)
         with self._lock:
             self._counts[kind] = self._counts.get(kind, 0) + 1

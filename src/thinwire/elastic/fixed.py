@@ -1,4 +1,4 @@
-"""Exchanges of a fixed number of workers by objects: every message counts, however late."""
+"""Exchanges among a fixed set of workers through objects: a message counts, however late."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from thinwire.transport.sealed_objects import bytes_tensor
 
 
 class _Written(NamedTuple):
-    """An object of this worker that is in the store.
+    """An object that this worker put in the store.
 
     Args:
-        tag: of their exchange.
-        number: of the exchange among all of this worker's.
-        readers: ranks that they are for.
-        key: of the object.
+        tag: the exchange's tag.
+        number: the exchange's number among all of this worker's.
+        readers: ranks that read the object.
+        key: the object's name.
     """
 
     tag: RoundTag
@@ -37,26 +37,25 @@ class _Written(NamedTuple):
 
 
 class _FixedTimeouts(Timeouts):
-    """The same for every exchange, and besides what it takes over a link of 1 Mbit/s."""
+    """One timeout for all exchanges, plus the time that the bytes take at 1 Mbit/s."""
 
     def exchange(self, nbytes: int) -> float:
         return super().exchange(nbytes) + nbytes / SLOWEST_BYTES_PER_S
 
 
 class FixedGroup(StoreGroup):
-    """K workers from the beginning to the end.
+    """The same K workers from beginning to end.
 
-    A worker that was killed and resumes from a checkpoint finds the messages of the rounds that it
-    missed, puts again what it had put, which changes nothing, and catches up. Messages are deleted
-    by their sender once all that are to read them have, and are older than `keep` rounds.
+    A killed worker that resumes from a checkpoint reads the messages of the rounds it missed, puts
+    its own again, which changes nothing, and catches up. A sender deletes a message once all its
+    readers have read it and `keep` newer rounds have begun.
 
     Args:
-        objects: of the run.
+        objects: the run's objects.
         workers: K.
-        rank: of this one.
-        timeout_s: for how long another worker is waited for, beside what its message takes over a
-            link of 1 Mbit/s.
-        keep: latest rounds of each kind of exchange whose messages stay.
+        rank: this worker's rank.
+        timeout_s: how long to wait for another worker, plus what its message takes at 1 Mbit/s.
+        keep: how many of the latest rounds keep their messages, for each kind of exchange.
     """
 
     def __init__(
@@ -68,12 +67,12 @@ class FixedGroup(StoreGroup):
         self._keep = keep
         self._places: dict[str, tuple[int, int]] = {}
         self._begun = 0
-        self._heard: dict[int, int] = {}  # number of the newest exchange by sender
+        self._heard: dict[int, int] = {}  # by sender: the newest exchange it took part in
         self._written: list[_Written] = []
         self._newest_key = ""
 
     def announce(self, card: bytes, tag: RoundTag) -> dict[int, bytes]:
-        """Put the card, and wait for those of the others: nothing is trained yet."""
+        """Put this worker's card and wait for the others', before any training."""
         return self._in_thread(tag, partial(self._announced, card, tag))()
 
     async def _announced(self, card: bytes, tag: RoundTag) -> dict[int, bytes]:
@@ -93,11 +92,11 @@ class FixedGroup(StoreGroup):
         return cards
 
     async def exchange(self, tag: RoundTag, running: RunningExchange[Any], roll: int) -> None:
-        """Carry an exchange to its end.
+        """Run an exchange to its end.
 
         Raises:
-            ExchangeTimeout: another worker stays silent. ExchangeError: what it sent cannot be
-                used. MismatchError: another process has this worker's number.
+            ExchangeTimeout: another worker stays silent. ExchangeError: its message cannot be
+                used. MismatchError: the store has another message in place of this worker's.
         """
         place, step = self._place(tag), 0
         self._begun += 1
@@ -135,7 +134,7 @@ class FixedGroup(StoreGroup):
         return received
 
     def _place(self, tag: RoundTag) -> str:
-        """Where the objects of an exchange are: equal on all workers, and after a restart."""
+        """Name prefix of an exchange's objects: the same on all workers, and after a restart."""
         last, times = self._places.get(tag.what, (-1, 0))
         times = times + 1 if tag.round == last else 0
         self._places[tag.what] = tag.round, times
@@ -160,7 +159,7 @@ class FixedGroup(StoreGroup):
     async def _decided(
         self, roll: int, swap: Swap, nbytes: int, present: Sequence[int]
     ) -> dict[int, memoryview]:
-        """Raise `ExchangeTimeout`: nobody decides that a message is lost."""
+        """Raise `ExchangeTimeout`: no worker may declare a message lost."""
         store, missing = self._objects.store, swap.keys
         timeout_s = self._timeouts.exchange(nbytes * len(missing))
         because = (
@@ -181,7 +180,7 @@ class FixedGroup(StoreGroup):
         )
 
     async def _clean(self) -> None:
-        """Delete what all of its readers have read: they are past that exchange."""
+        """Delete old objects whose readers are all past that exchange."""
         newest = {each.tag.what: each.tag.round for each in self._written}
         old = [
             each

@@ -1,4 +1,4 @@
-"""Exchanges by objects: among the workers of a roll, or among a fixed number of them."""
+"""Exchanges through objects, among the workers of a roll or a fixed number of them."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 
-_REMEMBERED = 5  # recent waits; the next messages are not expected before the shortest
+_REMEMBERED = 5  # recent waits; no message is expected sooner than the shortest
 KEPT_ROLLS = 4
-"""Messages stay for at least so many rolls more."""
+"""Messages stay in the store for at least this many more rolls."""
 
 
 class Swap(NamedTuple):
     """The objects of a post: this worker's, and those of the workers that it takes from.
 
     Args:
-        tag: of the exchange.
+        tag: the exchange's tag.
         mine: name of this worker's object.
-        parts: its payloads by the names under which they open; none if it sends nothing.
+        parts: its payloads, by the names they are sealed under; empty if it sends nothing.
         keys: names of the others' objects, by rank.
-        at: the bytes in these objects that are for the reader; default all of an object.
-        reader: this worker, or one that is lost.
-        stand_in: what another worker would have sent; None if that cannot be known.
+        at: slices of these objects that are for the reader; default all of an object.
+        reader: rank of this worker, or of a lost one.
+        stand_in: returns what a lost worker would have sent; None if that cannot be known.
     """
 
     tag: RoundTag
@@ -65,20 +65,20 @@ class Swap(NamedTuple):
 class StoreGroup:
     """The workers of a roll, until they change.
 
-    The first object under a message's name counts. A worker that waited in vain writes one there:
+    The first object under a message's name counts. A worker whose wait ends writes one there:
     what the sender would have sent, if that follows from what the workers posted before, else an
     empty one. So the message counts for all workers or for none.
 
     Args:
-        objects: of the run.
-        names: of the workers, in rank order.
-        rank: of this one.
+        objects: the run's objects.
+        names: the workers' names, in rank order.
+        rank: this worker's rank.
         timeouts: how long an exchange may take.
         lost: finds workers that gave no sign of life.
 
     Attributes:
         roll: number of the roll that the next exchange belongs to.
-        is_asked_to_leave: ends a wait once it is true.
+        is_asked_to_leave: ends a wait once it returns true.
     """
 
     def __init__(
@@ -100,11 +100,11 @@ class StoreGroup:
         self._missed = 0
 
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
-        """Start an exchange of the present roll; what stops it discards the round here."""
+        """Start an exchange of the current roll; a failure discards the round here."""
         running = RunningExchange(posts)
         if running.post is None:
             return running
-        # Begun here, after the work that computes it; the thread waits for it.
+        # Begin each copy here, after the work that computes its payload; the thread waits for it.
         copies = {id(p): HostCopy(p) for p in running.post.to.values() if not p.is_cpu}
         exchange = partial(self.exchange, tag, running, self.roll)
 
@@ -119,8 +119,8 @@ class StoreGroup:
     def _in_thread(
         self, tag: RoundTag, work: Callable[[], Coroutine[Any, Any, T]]
     ) -> Callable[[], T]:
-        """Start `work` in a thread, after earlier work; returns what waits for its result."""
-        # torch keeps the number of threads per thread, and sums may depend on it.
+        """Start `work` in a thread, after earlier work; the returned function waits for it."""
+        # torch's thread count is set per thread, and sums may depend on it.
         threads = torch.get_num_threads()
 
         async def carry() -> T:
@@ -143,7 +143,7 @@ class StoreGroup:
         return result
 
     def place_of(self, messages: Sequence[Tensor]) -> str:
-        """Prefix of the names of a finished round's messages; "" if they came from elsewhere."""
+        """Name prefix of a finished round's messages; "" if they came from elsewhere."""
         for key, answers in self._answers.items():
             for place, answer in answers:
                 same = (
@@ -165,10 +165,10 @@ class StoreGroup:
     # -- in the progress thread --------------------------------------------------------------------
 
     async def exchange(self, tag: RoundTag, running: RunningExchange[Any], roll: int) -> None:
-        """Carry an exchange of `roll` to its end.
+        """Run an exchange of `roll` to its end.
 
         Raises:
-            RoundDiscarded: it does not count here.
+            RoundDiscarded: the round does not count here.
         """
         self._answers[tag.what, tag.round] = []
         place, step = self._objects.place(roll, tag), 0
@@ -190,19 +190,19 @@ class StoreGroup:
                 await self._withdraw(f"{place}/{late}/{self.rank:05}{self._objects.shard}")
             if isinstance(error, RoundDiscarded):
                 raise
-            is_told = isinstance(error, ThinwireError)  # what to do is what `discarded` says
+            is_told = isinstance(error, ThinwireError)  # `discarded` says what to do
             why = f"cannot {error.cannot}: {error.because}" if is_told else str(error)
             raise discarded(tag, why) from error
         if self._missed == missed:
-            # Otherwise it is the wait for a worker, not the speed of the store.
+            # Otherwise the time shows the wait for a worker, not the speed of the store.
             self._timeouts.exchanged(nbytes, seconds=now_s() - began_s)
 
     async def _answered(
         self, tag: RoundTag, roll: int, base: str, post: Post, last: tuple[str, Post] | None
     ) -> Received:
-        """The answer to `post`, after the `last` one and the prefix of its names.
+        """Return the answer to `post`; `last` is the post before it, with its name prefix.
 
-        It has what counts as this worker's own message, if that is another one.
+        Where another object counts as this worker's message, the answer includes that one.
         """
         if not post.to and not post.take:
             return {}
@@ -222,16 +222,16 @@ class StoreGroup:
     def _judged(
         self, tag: RoundTag, post: Post, found: Mapping[int, Tensor | None]
     ) -> dict[int, Tensor]:
-        """Those of the messages `found` that count.
+        """Return the messages `found`, with an empty one in place of each that does not count.
 
         Raises:
-            RoundDiscarded: `post` needs one that does not count.
+            RoundDiscarded: `post` needs a message that does not count.
         """
         received, is_whole = dict[int, Tensor](), post.is_to_all(len(self.names))
         for rank, each in found.items():
             is_sound = each is not None and each.numel() in (0, post.take.get(rank, each.numel()))
             if not is_sound and not is_whole:
-                # The other readers have sound parts, and the sender takes all of them for sound.
+                # Other readers may have sound parts, and the sender assumes that all are sound.
                 raise discarded(tag, f"a part of what {self.names[rank]} sent is damaged")
             received[rank] = absent_message() if each is None or not is_sound else each
         late = [self.names[rank] for rank, each in sorted(received.items()) if not each.numel()]
@@ -242,9 +242,9 @@ class StoreGroup:
     async def _swapped(
         self, roll: int, swap: Swap, nbytes: int, absent_s: deque[float] | None = None
     ) -> dict[int, Tensor | None]:
-        """Payloads of the others, of about `nbytes`, by rank; None where one does not open.
+        """Swap payloads of about `nbytes`; returns the others' by rank, None if one does not open.
 
-        Where another object is in the place of this worker's, its payload is among them.
+        If another object took the place of this worker's, the result includes that one.
         """
         sealed, keys = self._objects.sealed, swap.keys
         sent_nbytes = sum(payload.nbytes for payload in swap.parts.values())
@@ -268,10 +268,10 @@ class StoreGroup:
             name = keys[rank] + (f"/{swap.reader:05}" if rank in swap.at else "")
             found[rank] = sealed.opened(each, name)
             if found[rank] is None:
-                # An empty message takes the place of all that its sender sent.
+                # An empty message replaces all parts that its sender sent.
                 found[rank] = sealed.opened(each, keys[rank])
             if found[rank] is None:
-                # The read may be damaged, and the object sound.
+                # The object may be sound, and only this read of it damaged.
                 until_s, at = now_s() + timeout_s, swap.at.get(rank)
                 again = await sealed.get(keys[rank], until_s, nbytes=nbytes, name=name, at=at)
                 found[rank] = None if again is None or not again.numel() else again
@@ -285,29 +285,28 @@ class StoreGroup:
         return {rank for rank in ranks if self.names[rank] in gone}
 
     async def _put(self, swap: Swap, until_s: float) -> bool:
-        """Write this worker's object; false if another one is in its place."""
+        """Write this worker's object; false if another one took its place."""
         return await self._objects.sealed.put_parts(swap.mine, swap.parts, until_s)
 
     async def _decided(
         self, roll: int, swap: Swap, nbytes: int, present: Sequence[int]
     ) -> dict[int, memoryview]:
-        """Write messages in place of `swap.keys`; returns what counts there for good.
+        """Write replacements for missing messages; returns what counts in their place for good.
 
         Args:
-            tag: of the exchange.
-            roll: its number.
-            swap: the messages that are missing.
-            nbytes: of each.
+            roll: number of the exchange's roll.
+            swap: the missing messages.
+            nbytes: size of each.
             present: ranks whose messages are there, besides this worker's.
 
         Raises:
-            RoundDiscarded: the run has gone on, and these messages were deleted meanwhile.
+            RoundDiscarded: the run has gone on, and these messages may have been deleted.
         """
         store, keys, here = self._objects.store, swap.keys, sorted({*present, self.rank})
         timeout_s, there = self._timeouts.exchange(nbytes * len(keys)), set[int]()
         self._missed += 1
         if await self._lost_among([*keys]) != {*keys}:
-            self._timeouts.timed_out()  # one that is lost would not come in any time
+            self._timeouts.timed_out()  # a lost worker's message would never come
         if swap.stand_in is not None:
             # Each worker stands in for some, then for all that no other has stood in for.
             mine = sorted(keys)[here.index(self.rank) :: len(here)]
@@ -315,11 +314,11 @@ class StoreGroup:
             there = {*await store.get_all(keys, timeout_s=timeout_s, nbytes=nbytes)}
         left = [rank for rank in keys if rank not in there]
         await together(*(self._replace(swap, rank, timeout_s) for rank in left))
-        # Messages that came at the last moment are still to be read.
+        # This also reads messages that came at the last moment.
         until_s = now_s() + timeout_s
         gets = (store.get(keys[k], until_s, nbytes=nbytes, at=swap.at.get(k)) for k in keys)
         there = await together(*gets)
-        # In this order: what was there before this roll was written has not been deleted.
+        # Only after the reads: until that roll is written, no message of this one is deleted.
         if await self._objects.roll(roll + KEPT_ROLLS, until_s) is not None:
             raise RoundDiscarded(
                 "use messages of a round that others have finished long ago",
@@ -331,7 +330,7 @@ class StoreGroup:
         return {rank: raw for rank, raw in zip(keys, there, strict=True) if raw is not None}
 
     async def _replace(self, swap: Swap, rank: int, timeout_s: float) -> None:
-        """Write what counts in place of a message that is missing, unless it comes now."""
+        """Write a replacement for a missing message, unless the message comes first."""
         payload = absent_message() if swap.stand_in is None else await swap.stand_in(rank)
         await self._objects.sealed.put(swap.keys[rank], payload, now_s() + timeout_s)
 
@@ -344,8 +343,8 @@ class StoreGroup:
         stand_in: Callable[..., Tensor],
         lost: int,
     ) -> Tensor:
-        """What worker `lost` would have sent, by what all `posted` under `base`; empty if that does
-        not follow."""
+        """Derive what worker `lost` would have sent from what all `posted` under `base`; empty if
+        that is not enough."""
         swap = self._swap(tag, base, posted, lost)._replace(parts={})
         nbytes = posted.to[lost].numel()
         found = await self._swapped(roll, swap, nbytes)
@@ -357,13 +356,13 @@ class StoreGroup:
             return absent_message()
 
     def _absent(self, tag: RoundTag, base: str) -> deque[float]:
-        """For how long messages of this kind were seen to be absent in the last rounds."""
+        """How long messages of this kind were still absent in the last rounds, in seconds."""
         kind = f"{tag.what}/{base.rpartition('/')[2]}"
         # One long wait, as for a worker that was lost, must not make the next one long.
         return self._absent_s.setdefault(kind, deque([0.0] * _REMEMBERED, maxlen=_REMEMBERED))
 
     def _swap(self, tag: RoundTag, base: str, post: Post, reader: int | None = None) -> Swap:
-        """The objects of `post`, with names that begin with `base`; by default for this worker."""
+        """The objects of `post` under prefix `base`, for `reader`; by default for this worker."""
         me, shard, added = self.rank, self._objects.shard, self._objects.sealed.added_nbytes
         mine, reader = f"{base}/{me:05}{shard}", me if reader is None else reader
         senders = {*post.take, me} - {reader}
@@ -371,7 +370,7 @@ class StoreGroup:
         if post.is_to_all(len(self.names)):
             return Swap(tag, mine, {mine: next(iter(post.to.values()))}, keys, {})
         parts = {f"{mine}/{to:05}": payload for to, payload in sorted(post.to.items())}
-        # Parts are in the order of their readers, and as long in the object of each sender.
+        # Parts are in the order of their readers, and a reader's is as long from every sender.
         lengths = {to: payload.numel() + added for to, payload in post.to.items()}
         lengths[me] = max(post.take.values(), default=0) + added
         end = lengths[reader] + sum(length for to, length in lengths.items() if to < reader)
@@ -380,7 +379,7 @@ class StoreGroup:
         return Swap(tag, mine, parts, keys, at, reader)
 
     async def _withdraw(self, key: str) -> None:
-        """Write an empty message, so that others do not wait for this worker; if possible."""
+        """Try to write an empty message, so that the others do not wait for this worker."""
         until_s = now_s() + self._timeouts.floor_s
         try:
             await self._objects.sealed.put(key, absent_message(), until_s)

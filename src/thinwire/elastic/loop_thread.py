@@ -21,15 +21,15 @@ LOOK_S: Final = 0.5
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """An event loop whose clock stops while the process is stopped: no wait ends by that.
+    """An event loop whose clock stops while the process is suspended: no wait times out by that.
 
-    Loops of one process have one clock, since one reads what another has noted.
+    All loops of a process share one clock, since one reads times that another noted.
     """
 
     _lock, _seen_s, _stopped_s = threading.Lock(), 0.0, 0.0
 
     def time(self) -> float:
-        """Seconds in which this process ran; called in every iteration, so after every tick."""
+        """Seconds that this process ran; the loop asks in every iteration, so after every tick."""
         with _Loop._lock:
             now_s, before_s = super().time(), _Loop._seen_s
             _Loop._seen_s = now_s
@@ -56,11 +56,11 @@ class LoopThread:
         serve = partial(_serve, self._loop)
         thread = threading.Thread(target=serve, name="thinwire-store", daemon=True)
         thread.start()
-        # Also at the end of the interpreter, which must not find the thread inside a request.
+        # Also runs at interpreter exit, which must not find the thread inside a request.
         self._closing = weakref.finalize(self, _end, self._loop, thread)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return what `work` returns; from any other thread."""
+        """Run `work` and return its result; call this from any other thread."""
         return self.start(work).result()
 
     def start(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
@@ -68,7 +68,7 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def result(self, work: Coroutine[Any, Any, T], asked: Callable[[], bool]) -> T:
-        """Return what `work` returns, unless this worker is asked to stop meanwhile."""
+        """Run `work` and return its result, unless this worker is asked to stop first."""
         return result_of(self.start(work), asked)
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class LoopThread:
 
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
-    """Return what `work` returns, in a notebook as well, whose thread already runs a loop.
+    """Run `work` and return its result, also in a notebook, whose thread already runs a loop.
 
     >>> async def one(): return 1
     >>> async def cell(): return run_to_end(one())
@@ -96,10 +96,10 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
 
 
 def result_of(running: concurrent.futures.Future[T], asked: Callable[[], bool]) -> T:
-    """Result of `running`, which is cancelled once this worker is asked to stop.
+    """Wait for the result of `running`; cancel it once this worker is asked to stop.
 
     Args:
-        running: what is waited for.
+        running: the future to wait for.
         asked: called about twice a second.
 
     Raises:
@@ -112,7 +112,7 @@ def result_of(running: concurrent.futures.Future[T], asked: Callable[[], bool]) 
 
 
 def stopped(running: concurrent.futures.Future[Any]) -> RunStopped:
-    """Cancel `running`; returns the error of a worker that was asked to stop."""
+    """Cancel `running`; returns the error to raise on a worker that was asked to stop."""
     running.cancel()
     return RunStopped(
         "wait for the others",
@@ -136,11 +136,11 @@ async def _cancel_all() -> None:
 
 
 def _end(loop: _Loop, thread: threading.Thread) -> None:
-    if not thread.is_alive():  # as in a process that was forked
+    if not thread.is_alive():  # as in a forked process
         return
     asyncio.run_coroutine_threadsafe(_cancel_all(), loop).add_done_callback(
         lambda _: loop.call_soon_threadsafe(loop.stop)
     )
-    # The last reference may be that of a coroutine: a thread cannot join itself.
+    # A coroutine may hold the last reference, and a thread cannot join itself.
     if thread is not threading.current_thread():
         thread.join(_JOIN_S)

@@ -16,8 +16,8 @@ from thinwire.transport.address import address_text, split_address
 
 Record: TypeAlias = Mapping[str, Any]
 
-# Names of counters end in _total, and before it in the unit, as those of gauges do. After the text
-# is where `thinwire status --json` has the value.
+# Names end in the unit, those of counters in _total after it. The text is followed by the path of
+# the value in the output of `thinwire status --json`.
 _OF_THE_RUN = {
     "store_up": ("1 while the store answers; without it there is nothing else.", "up"),
     "workers": ("Workers that take part, or wait to.", "count"),
@@ -41,10 +41,10 @@ _OF_A_WORKER = {
 
 
 class RunMetrics(Collector):
-    """A run in an object store, at each collection.
+    """The state of a run in an object store, read at each collection.
 
-    A worker has no sample of a value that is not known. Identities are the only names in it: no
-    digests, and not the token.
+    A worker has no sample of an unknown value. Identities are the only names in it: no digests, no
+    token.
 
     Args:
         look: returns what `thinwire status --json` prints; called from any thread.
@@ -54,7 +54,7 @@ class RunMetrics(Collector):
         self._look, self._lock = look, threading.Lock()
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics, also those that have no sample yet."""
+        """Yield all metrics, even those that have no sample yet."""
         record: dict[str, Any] = {"up": 0, "workers": []}
         with suppress(ExchangeError), self._lock:  # the store may come back
             record = {"up": 1, **self._look()}
@@ -66,7 +66,7 @@ class RunMetrics(Collector):
 def _families(
     described: Mapping[str, Sequence[str]], records: Mapping[str | None, Record]
 ) -> Iterator[Metric]:
-    """A metric for each name, with a sample of each worker that has a value; None is the run."""
+    """Yield a metric per name, with a sample per record that has a value; key None is the run."""
     labels = [] if None in records else ["worker"]
     for name, (text, *path) in described.items():
         kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
@@ -84,7 +84,7 @@ def _families(
 
 @contextmanager
 def serve_metrics(look: Callable[[], Record], where: str) -> Generator[str]:
-    """Answer GET to all that reach a port, in OpenMetrics if they accept it; yields the URL.
+    """Serve metrics to anyone who reaches a port, in OpenMetrics if asked; yields the URL.
 
     Args:
         look: returns what `thinwire status --json` prints; called at each request.

@@ -1,9 +1,9 @@
 """Who takes part in a round: reports of the workers, and the roll that follows from them.
 
 A run is a sequence of rolls, numbered from 1. Roll n lists the workers of the rounds after it and
-the version of the outer parameters that they start from. The first worker to write it wins, and it
-is never deleted: so there is one run, however long a worker is cut off from it. These are pure
-functions: no store, no clock, no network.
+the version of the outer parameters that they start from. The first worker to write a roll wins, and
+no roll is ever deleted: so there is one run, however long a worker is cut off from it. These are
+pure functions: no store, no clock, no network.
 """
 
 import json
@@ -23,23 +23,23 @@ T = TypeVar("T")
 
 
 def read_as(kind: type[T], text: str | bytes) -> T:
-    """JSON as a typed message.
+    """Parse JSON as a typed message.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the text is no such message.
 
     >>> read_as(list[int], "[1, 2]")
     [1, 2]
     """
     try:
-        # Not `msgspec.json.decode`: earlier versions wrote NaN, which that refuses.
+        # Not `msgspec.json.decode`: earlier versions wrote NaN, which it refuses.
         return msgspec.convert(json.loads(text), kind, str_keys=True)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 
 
 def text_of(message: Any) -> str:
-    """A typed message as JSON.
+    """Serialize a typed message as JSON.
 
     >>> text_of([1, 2])
     '[1, 2]'
@@ -57,10 +57,10 @@ def identity_of(name: str) -> str:
 
 
 class NewestState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The newest snapshot of the run that is whole.
+    """The newest complete snapshot of the run.
 
     Args:
-        version: of the outer parameters in it; -1 without one.
+        version: version of the outer parameters in it; -1 if there is no snapshot.
         roll: number of the roll that had this version.
         writer: name of the worker that wrote it.
     """
@@ -74,14 +74,14 @@ _NO_STATE = NewestState()
 
 
 class LoggedRound(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An outer step and the place of its messages: enough to take it again.
+    """An outer step and the place of its messages: enough to replay it.
 
     Args:
-        version: of the outer parameters after it.
+        version: version of the outer parameters after it.
         place: prefix of the messages' names.
-        nbytes: of all of its messages.
-        facts: of its `RoundRecord`, for each rank of a worker; `uncounted` ranks in place of the
-            names that counted, so that reports do not grow with K.
+        nbytes: size of all its messages.
+        facts: facts of its `RoundRecord`, for each rank of a worker; with `uncounted` ranks in
+            place of the names that counted, so that reports do not grow with K.
     """
 
     version: int
@@ -91,17 +91,17 @@ class LoggedRound(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The report of a worker before a roll.
+    """A worker's report before a roll.
 
     Args:
-        name: its identity and that of its process.
+        name: the worker's identity and the number of its process.
         phase: "join", "round" or "last".
         position: outer step, inner step and digest of its state.
-        lacks: it cannot reach the state of the last roll, and needs a snapshot.
-        leaves: it leaves the run; its outer steps count, if others get there by them.
+        lacks: whether it cannot reach the state of the last roll and needs a snapshot.
+        leaves: whether it leaves the run; its outer steps count if others can replay them.
         round_s: the usual length of a round; None before one was measured.
-        settled: all inner steps are in the outer parameters: there is nothing to exchange.
-        state: the newest snapshot that it knows of.
+        settled: whether the outer parameters have all inner steps, so that none need be exchanged.
+        state: the newest snapshot that it wrote.
         rounds: outer steps since the last roll, which lead to `position`.
 
     >>> position = Progress(version=3, step=30, digest="ab")
@@ -125,18 +125,18 @@ class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Who takes part from now on.
 
     Args:
-        number: from 1.
-        names: of the workers, in rank order.
+        number: the roll's number, from 1.
+        names: the workers' names, in rank order.
         phase: "join", "round", "last", or "done": the run is over, and no worker takes part now.
-        position: the run's; `dealt` are the data shares handed out before this roll.
-        new: workers that have just joined, and have nothing to contribute.
-        behind: workers that take the last outer steps first.
-        lacking: workers that wait for a snapshot, and do not take part.
-        rounds: outer steps since the roll before.
+        position: the run's position; `dealt` counts data shares handed out before this roll.
+        new: workers that have just joined and have nothing to contribute yet.
+        behind: workers that first have to replay the latest outer steps.
+        lacking: workers that wait for a snapshot and do not take part.
+        rounds: outer steps since the previous roll.
         state: the newest snapshot.
         next_state: the snapshot that is being written, of this roll's version or an earlier one;
             its writer is "" while none is needed.
-        log_nbytes: of all messages since the newest snapshot.
+        log_nbytes: size of all messages since the newest snapshot.
         round_s: the usual length of a round, for workers that have measured none.
 
     >>> roll = View(number=1, names=("a:1",), phase="join", position=Progress(
@@ -160,18 +160,18 @@ class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def is_over(self) -> bool:
-        """True if it ends the run."""
+        """True if this roll ends the run."""
         return self.phase == Phase.DONE.value
 
     def changes(self, before: "View | None") -> bool:
-        """True if rounds under way since the roll `before` are cancelled."""
+        """True if this roll cancels rounds under way since the roll `before`."""
         if before is None or before.number != self.number - 1:
             return True
         return before.names != self.names or bool(self.behind)
 
 
 def latest_calls(calls: Sequence[WorkerReport]) -> list[WorkerReport]:
-    """One call for each identity: of a worker that was started again, that of its last process.
+    """One report per identity: that of its last process, if a worker was restarted.
 
     >>> at = Progress(version=0, step=0, digest="ab")
     >>> names = ("a:1", "a:2", "b:1")
@@ -195,16 +195,16 @@ def next_roll(
 ) -> View | None:
     """The roll after `before`, computed by worker `me`; None if it must not write one.
 
-    The state with the most outer steps is the run's; among equals, the one that most workers have.
-    A worker that is behind may write the roll, too, if a report has the outer steps that lead
-    there: the workers that took them may be dead, or have left.
+    The run goes on from the state with the most outer steps; among equals, from the most common
+    one. A worker that is behind may write the roll, too, if a report lists the outer steps that
+    lead there: the workers that took them may be dead, or have left.
 
     Args:
-        before: None before the first.
-        calls: one for each identity.
+        before: the previous roll; None before the first.
+        calls: one report per identity.
         me: name of this worker.
-        min_workers: with fewer there is no roll; those that wait for a snapshot count.
-        largest_log: bytes of messages since the newest snapshot, after which another one is due.
+        min_workers: no roll with fewer workers; those that wait for a snapshot count.
+        largest_log: bytes of messages since the newest snapshot above which another one is due.
     """
     there = [call for call in calls if not call.leaves]
     fit = _fit(before, [call for call in calls if not call.lacks])
@@ -220,13 +220,13 @@ def next_roll(
     members = [c for c in fit if is_at(c.position, at) or c.position.version in passed]
     members = sorted((c for c in members if not c.leaves), key=lambda call: call.name)
     lacking = tuple(sorted({call.name for call in there} - {call.name for call in members}))
-    # Workers that end do not wait for others to begin.
+    # Workers about to end do not wait for others to begin.
     phase = max((call.phase for call in members), key=_PHASES.index)
     concerned = [call for call in members if call.phase == phase]
     step = max(at.step if best.leaves else 0, *(call.position.step for call in concerned))
     if phase == LAST and before is not None:
         is_done = all(call.settled for call in concerned)
-        # A worker that cannot get to the end gets a snapshot first.
+        # A worker that cannot replay to the end gets a snapshot first.
         if is_done and set(lacking) <= set(before.lacking):
             return last_roll(before, replace(at, step=step), known)
     states = [call.state for call in calls] + ([before.state] if before else [])
@@ -253,11 +253,11 @@ def next_roll(
 
 
 def last_roll(before: View, position: Progress, rounds: Sequence[LoggedRound]) -> View:
-    """The end of a run: its last outer steps were those of `rounds`.
+    """The roll that ends a run, after the outer steps `rounds`.
 
     Args:
         before: the last roll.
-        position: the run's, in the end.
+        position: the run's final position.
         rounds: the outer steps since `before`.
     """
     return msgspec.structs.replace(
@@ -279,10 +279,10 @@ def is_at(a: Progress, b: Progress) -> bool:
 
 
 def is_since(position: Progress, roll: View) -> bool:
-    """True if outer steps since `roll` led to `position`: each roll deals other data shares.
+    """True if outer steps since `roll` led to `position`: each roll deals new data shares.
 
-    A checkpoint remembers the shares, too. Steps since an earlier roll that `roll` does not have
-    did not count for those who wrote it.
+    A checkpoint remembers the shares, too. Outer steps that follow an earlier roll and are not in
+    `roll` did not count for the workers that wrote it.
     """
     return position.version > roll.position.version and position.dealt == _dealt(roll, ())
 
@@ -292,12 +292,12 @@ def _fit(before: View | None, calls: Sequence[WorkerReport]) -> Sequence[WorkerR
     if before is None:
         return calls
     fit = [c for c in calls if is_at(c.position, before.position) or is_since(c.position, before)]
-    # With none of them, those who went through there since an earlier roll.
+    # If none can, workers that have taken more outer steps since an earlier roll.
     return fit or [c for c in calls if c.position.version > before.position.version]
 
 
 def _furthest(fit: Sequence[WorkerReport], mine: Progress) -> WorkerReport:
-    """One of those with the most outer steps, and of these with the digest that most have."""
+    """A report with the most outer steps; among those, one with the most common digest."""
     furthest = max(call.position.version for call in fit)
     ahead = [call for call in fit if call.position.version == furthest]
     counts = Counter(call.position.digest for call in ahead)
@@ -308,7 +308,7 @@ def _furthest(fit: Sequence[WorkerReport], mine: Progress) -> WorkerReport:
 
 
 def _dealt(before: View | None, fit: Sequence[WorkerReport]) -> int:
-    """The data shares handed out before this roll; its own are the next ones."""
+    """Number of data shares handed out before this roll; its own come next."""
     if before is None:
         return max(call.position.dealt for call in fit)
     return before.position.dealt + len(before.names)
@@ -317,7 +317,7 @@ def _dealt(before: View | None, fit: Sequence[WorkerReport]) -> int:
 def leading_to(
     version: int, rounds: Sequence[LoggedRound], before: View | None
 ) -> tuple[LoggedRound, ...]:
-    """Those of `rounds` that lead to `version` without a gap, oldest first."""
+    """The `rounds` that lead to `version` without a gap, oldest first."""
     least = 0 if before is None else before.position.version
     by_version = {round.version: round for round in rounds}
     found: list[LoggedRound] = []
@@ -335,7 +335,7 @@ def _log_nbytes(before: View | None, state: NewestState, rounds: Sequence[Logged
 
 
 def _next_state(roll: View, before: View | None, largest_log: int) -> NewestState:
-    """Which snapshot is to be written: one at a time, and each time by another worker."""
+    """The snapshot to write next: one at a time, each time by another worker."""
     if roll.state.version == roll.position.version:
         return _NO_STATE
     coming = _NO_STATE if before is None else before.next_state

@@ -4,14 +4,14 @@
     RUN/process/IDENTITY/NUMBER                        one for each start of a worker
     RUN/call/ROLL/WORKER[.MARK]                        a worker's report before a roll
     RUN/roll/ROLL                                      the workers of the rounds after it
-    RUN/alive/WORKER                                   what it measured; overwritten as it trains
+    RUN/alive/WORKER                                   its metrics, overwritten as it trains
     RUN/message/ROLL/FRAGMENT/ROUND/STEP/RANK          what a worker sends; empty counts as lost
     RUN/state/VERSION/WORKER/PART                      a snapshot, complete once it has its `end`
 
 Rolls and messages are written only if absent, so that the first one decides for good. A worker
-that waits too long for a message writes an empty one under its name; the sender and all others then
-find that one. Rolls and empty messages are never deleted, so that a worker that was away for any
-time cannot overwrite a decision.
+that waits too long for a message writes an empty one under that message's name; the sender and all
+others then find the empty one. Rolls and empty messages are never deleted: no worker can overwrite
+a decision, however long it was away.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _PART_NBYTES = 32 << 20
 _AT_ONCE = 4
 _KEPT_STATES = 2
 _SUM_NBYTES = 4
-_SMALL = 4096  # bytes, about, of what is not a message
+_SMALL = 4096  # bytes: about the size of an object that is not a message
 
 
 def absent_message() -> Tensor:
@@ -61,7 +61,7 @@ def absent_message() -> Tensor:
 
 
 def _keep(path: Path, piece: Tensor) -> None:
-    """Write a part of a snapshot into a folder that has those of no other one."""
+    """Write a part of a snapshot into its folder; delete the parts of any other snapshot."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for other in path.parent.iterdir():
@@ -81,20 +81,20 @@ class RunObjects:
     """Reads and writes the objects of one run.
 
     Args:
-        store: has the objects.
-        run: its name.
-        token: what is written is sealed with it; None leaves it to be read.
-        workers: K where it is fixed, else 0.
-        index: rank in its worker, whose objects these are.
-        ranks: S, of each worker.
-        patience_s: how long a store that does not answer is waited for.
+        store: where the objects are.
+        run: the run's name.
+        token: seals what is written; None leaves it readable.
+        workers: K if it is fixed, else 0.
+        index: this rank's index in its worker.
+        ranks: S, the number of ranks of each worker.
+        patience_s: how long to wait for a store that does not answer.
         cache: folder for parts of a snapshot that is being read; None keeps none.
 
     Raises:
         ConfigurationError: `run` cannot be part of the names of objects.
 
     Attributes:
-        shard: ending of the names of one rank's objects; "" for workers of one rank.
+        shard: suffix of the names of this rank's objects; "" for workers of one rank.
     """
 
     def __init__(
@@ -115,12 +115,12 @@ class RunObjects:
         self._ranks, self._about_key = ranks, f"{run}/about" + (f".{index}" if index else "")
         self.sealed = SealedObjects(store, token, run, workers=workers)
         self._cache = cache and cache / (self.shard or ".")
-        self._calls = list[str]()  # this worker's that are there
+        self._calls = list[str]()  # names of this worker's reports in the store
 
     def until_s(self, nbytes: int = 0) -> float:
         """Deadline of requests that begin now, by the clock of the event loop.
 
-        `nbytes` of them move over a link of 1 Mbit/s in time, whatever the patience is.
+        It adds to the patience the time that `nbytes` take at 1 Mbit/s.
         """
         return now_s() + self.patience_s + nbytes / SLOWEST_BYTES_PER_S
 
@@ -132,12 +132,12 @@ class RunObjects:
         """Write what this worker runs, or compare it with what the first worker wrote.
 
         Args:
-            description: of this worker.
-            name: that no other process has.
+            description: this worker's.
+            name: one that no other process has.
             until_s: deadline, by the clock of the event loop.
 
         Raises:
-            MismatchError: it is something else, or was written with another token.
+            MismatchError: they differ, or the first was written with another token.
             ExchangeError: the store cannot be used.
         """
         await self.store.check_put_if_absent(f"{self.run}/check/{name_part(name)}", until_s)
@@ -162,9 +162,9 @@ class RunObjects:
         return await self.read(dict[str, str], self._about_key, until_s) or {}
 
     async def new_process(self, identity: str, until_s: float) -> str:
-        """Name of a process of worker `identity`, in the order of their starts.
+        """Name a new process of worker `identity`; names sort in the order of starts.
 
-        Clocks do not tell that order: one may have been set back between two of them.
+        A clock does not give that order: it may have been set back between two starts.
         """
         prefix = f"{self.run}/process/{name_part(identity)}/"
         mine = bytes_tensor(secrets.token_bytes(8))
@@ -180,14 +180,13 @@ class RunObjects:
         return await self.read(View, self.roll_key(number), until_s)
 
     async def put_roll(self, roll: View, until_s: float) -> bool:
-        """Write a roll, unless there is one of its number; returns whether it is now this one."""
+        """Write a roll, unless its number is taken; returns whether the stored one is equal."""
         return await self.put_decided(self.roll_key(roll.number), text_of(roll).encode(), until_s)
 
     async def newest_roll(self, after: int, until_s: float) -> int:
-        """The number of the last roll there is, from `after` on."""
+        """The number of the newest roll, at least `after`."""
         prefix = f"{self.run}/roll/"
-        # A listing names a thousand at once, and the few rolls that a worker missed are soon asked
-        # for one by one.
+        # A listing names a thousand rolls at once; asking for each would take a request apiece.
         found = await self.store.sizes(prefix, until_s, after=self.roll_key(after))
         return max([after, *_numbers(found, prefix)])
 
@@ -200,8 +199,8 @@ class RunObjects:
             number: of the roll.
             call: the report.
             until_s: deadline, by the clock of the event loop.
-            is_of_many: its name tells what it says, so that of many that are alike one is read.
-                The worker's second one before a roll has a plain name, and so replaces the first.
+            is_of_many: mark its name with its content, so that readers open one of many equal
+                reports. A second report before the same roll has a plain name and replaces it.
         """
         key = self.call_key(number, call.name)
         if is_of_many and not self._calls:
@@ -210,14 +209,14 @@ class RunObjects:
         await self.replace(key, text_of(call).encode(), until_s)
 
     async def call_keys(self, number: int, until_s: float) -> list[str]:
-        """Names of all reports before roll `number`, in their order."""
+        """Names of all reports before roll `number`, in order."""
         found = await self.store.sizes(f"{self.run}/call/{number:08}/", until_s)
         return [key for key in found if key == unmarked(key) or unmarked(key) not in found]
 
     def alike(
         self, number: int, calls: Sequence[WorkerReport], names: Sequence[str]
     ) -> dict[str, WorkerReport]:
-        """Reports of workers `names` that say what one of `calls` does, by their marked names.
+        """Reports that workers `names` would write to say the same as `calls`, by marked name.
 
         With a token nobody else can make such a name. The length of a round is not compared.
         """
@@ -231,12 +230,12 @@ class RunObjects:
         return found
 
     async def calls(self, keys: Sequence[str], until_s: float) -> list[WorkerReport]:
-        """The reports `keys`, as far as they are there."""
+        """Read the reports `keys`, without those that are absent or invalid."""
         found = await together(*(self._call(key, until_s) for key in keys))
         return [call for call in found if call is not None]
 
     async def forget_calls(self) -> None:
-        """Delete the reports that were written here, before rolls that exist by now."""
+        """Delete this worker's reports, whose rolls exist by now."""
         old, self._calls = self._calls, []
         if old:
             await self.store.delete(old)
@@ -247,7 +246,7 @@ class RunObjects:
         except MismatchError as error:
             _LOG.warning("a worker is passed over: %s", error)
             return None
-        # One that was copied from another worker's place is none.
+        # A copy of another worker's report does not count.
         is_own = call is not None and unmarked(key).endswith(f"/{name_part(call.name)}")
         return call if is_own else None
 
@@ -262,19 +261,19 @@ class RunObjects:
     # -- signs of life -----------------------------------------------------------------------------
 
     async def put_sign_of_life(self, name: str, metrics: WorkerMetrics, until_s: float) -> None:
-        """Overwrite that of worker `name`, with what it measured; not counted as a put."""
+        """Overwrite worker `name`'s sign of life with its metrics; not counted as a put."""
         sign = text_of({**metrics.describe(), "sign": secrets.token_hex(8)})
         await self.replace(self._alive_key(name), sign.encode(), until_s)
         self.store.requests.puts -= 1
         self.store.requests.alive += 1
 
     async def sign_of_life(self, name: str, until_s: float) -> tuple[str, float] | None:
-        """Tag of that of worker `name`, and when it was written; None if it has given none."""
+        """Tag and time of worker `name`'s last sign of life; None if it has given none."""
         self.store.requests.alive += 1
         return await self.store.stamp(self._alive_key(name), until_s)
 
     async def metrics(self, name: str, until_s: float) -> WorkerMetrics:
-        """What worker `name` measured, by its last sign of life."""
+        """The metrics in worker `name`'s last sign of life."""
         told = await self.read(dict[str, Any], self._alive_key(name), until_s)
         return WorkerMetrics.read(told or {})
 
@@ -284,7 +283,7 @@ class RunObjects:
     # -- messages ----------------------------------------------------------------------------------
 
     def place(self, roll: int, tag: RoundTag) -> str:
-        """Prefix of the names of an exchange's messages, which no other exchange has."""
+        """Name prefix of an exchange's messages, which no other exchange has."""
         return f"{self.run}/message/{roll:08}/{name_part(tag.what)}/{tag.round:08}"
 
     async def messages(
@@ -292,13 +291,13 @@ class RunObjects:
     ) -> list[Tensor] | None:
         """All messages of an all-gather at `place`, in rank order; None if one is not there.
 
-        One that counts as lost, or does not open, is empty.
+        A message that counts as lost, or does not open, is empty.
 
         Args:
             place: prefix of their names.
             workers: K.
             until_s: deadline, by the clock of the event loop.
-            nbytes: of all of them, which share this worker's link.
+            nbytes: size of all of them, which share this worker's link.
         """
         keys = [f"{place}/{rank:05}{self.shard}" for rank in range(workers)]
         found = await together(*(self.sealed.get(key, until_s, nbytes=nbytes) for key in keys))
@@ -320,9 +319,9 @@ class RunObjects:
         """Write a snapshot: parts of a file, and after all of them its end.
 
         Args:
-            parts: the file's, one after the other.
-            state: which it is.
-            written: names of pieces that are not written again; those that are written are added.
+            parts: the file's parts, in order.
+            state: identifies the snapshot.
+            written: names of pieces to skip; each piece that is written is added.
         """
         base = self._state_base(state, self.shard)
         pieces = [p[at : at + _PART_NBYTES] for p in parts for at in range(0, len(p), _PART_NBYTES)]
@@ -338,7 +337,7 @@ class RunObjects:
     async def state(self, state: NewestState, *, largest: int) -> bytearray | None:
         """The file of a snapshot; None if it is not there.
 
-        One of which a part is gone or damaged, or that is longer than `largest`, is empty.
+        It is empty if a part is gone or damaged, or if it is longer than `largest`.
         """
         base, end = self._state_base(state, self.shard), _End(parts=0, nbytes=-1)
         with suppress(MismatchError):
@@ -373,7 +372,7 @@ class RunObjects:
             shutil.rmtree(self._cache, ignore_errors=True)
 
     async def has_state(self, state: NewestState, until_s: float) -> bool:
-        """Whether a snapshot of all ranks of its writer is complete."""
+        """Whether a snapshot is complete, with the parts of all ranks of its writer."""
         shards = [f".{index}" for index in range(self._ranks)] if self.shard else [""]
         ends = [f"{self._state_base(state, shard)}/end" for shard in shards]
         found = await together(*(self.store.get(end, until_s, nbytes=_SMALL) for end in ends))
@@ -393,7 +392,7 @@ class RunObjects:
         """A small typed object with a checksum; None if it is absent.
 
         Raises:
-            MismatchError: it is something else. ExchangeError: the store cannot be read.
+            MismatchError: it is no `kind`. ExchangeError: the store cannot be read.
         """
         opened = await self._opened(key, until_s, _SMALL)
         try:
@@ -412,7 +411,7 @@ class RunObjects:
         return None if payload is None else payload[:-_SUM_NBYTES]
 
     async def put_decided(self, key: str, raw: bytes | memoryview, until_s: float) -> bool:
-        """Write what decides for all, with a checksum; false if that place has something else."""
+        """Write what decides for all, with a checksum; false if another object is in its place."""
         return await self.sealed.put(key, _summed(raw), until_s)
 
     async def replace(self, key: str, raw: bytes | memoryview, until_s: float) -> None:
@@ -424,7 +423,7 @@ class RunObjects:
 
 
 def unmarked(key: str) -> str:
-    """Name of a report without the mark that tells what it says.
+    """Name of a report without the mark of its content.
 
     >>> unmarked("a.run/call/00000001/a-1234abcd.0a1b")
     'a.run/call/00000001/a-1234abcd'
@@ -444,7 +443,7 @@ def _numbers(keys: Iterable[str], prefix: str) -> list[int]:
 
 
 def _summed(raw: bytes | memoryview) -> Tensor:
-    """`raw` and its CRC-32: what decides for all workers is not to be read damaged by one."""
+    """`raw` and its CRC-32, so that no worker acts on a damaged copy of what decides for all."""
     summed = bytearray().join((raw, zlib.crc32(raw).to_bytes(_SUM_NBYTES, "little")))
     return torch.frombuffer(summed, dtype=torch.uint8)
 

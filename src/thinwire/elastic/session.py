@@ -1,6 +1,6 @@
-"""A worker among others that come and go over an object store: from joining to leaving.
+"""One worker of a run over an object store, from joining to leaving.
 
-All of it runs on one event loop and waits by its clock: a simulation can run whole sessions.
+All of it runs on one event loop and waits by the loop's clock: a simulation can run whole sessions.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ from thinwire.transport.object_store import now_s, together
 _LOG = logging.getLogger(__name__)
 
 _PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.05, 1.0, 1.5
-_SETTLE_S = 2.0  # in which no other worker comes before the first roll
+_SETTLE_S = 2.0  # without a new worker, before the first roll
 _LEAST_TURN_S = 1.0
-_SILENCE_S = 0.5  # a request that takes longer was perhaps made again
+_SILENCE_S = 0.5  # a request that takes longer was perhaps retried
 _AT_ONCE: Final = 16
 _OWN_FACTS: Final = ("counted", "clipped", "flaws")  # no replay needs them
-_REMEMBERED: Final = 5  # recent meetings; the next is not expected to end before the shortest
+_REMEMBERED: Final = 5  # recent waits for a roll; no roll is expected sooner than the shortest
 
 
 class Session:
     """A worker from joining to leaving, run by its first rank.
 
     Args:
-        shard: this rank's.
-        name: of this worker, with that of its process.
-        options: how long it waits, and for how many.
-        snapshot_after: so many times a snapshot's bytes of messages another one is written.
+        shard: this rank's shard.
+        name: this worker's identity and the number of its process.
+        options: how long to wait, and for how many workers.
+        snapshot_after: write a snapshot once messages have this many times the last one's bytes.
 
     Attributes:
-        names: of the workers of the round, in rank order.
+        names: the round's workers, in rank order.
         metrics: measured by this worker; part of its signs of life.
     """
 
@@ -67,15 +67,15 @@ class Session:
         self.shard, self.name, self.names, self.metrics = shard, name, (name,), WorkerMetrics()
         self._objects, self._timeouts, self._ranks = shard.objects, shard.timeouts, shard.ranks
         self._options, self._snapshot_after = options, snapshot_after
-        self._roll: View | None = None  # the newest that is known
+        self._roll: View | None = None  # the newest known
         self._read_up_to = 0
-        self._rounds: dict[int, LoggedRound] = {}  # by the version after them
+        self._rounds: dict[int, LoggedRound] = {}  # by the version that each leads to
         self._digests: dict[int, str] = {}  # of the run, by version
-        self._began: dict[int, Progress] = {}  # where rolls began, by the data shares dealt then
-        self._passed: dict[int, str] = {}  # of this worker, since the roll that it entered last
+        self._began: dict[int, Progress] = {}  # where rolls began, by data shares dealt with them
+        self._passed: dict[int, str] = {}  # this worker's, since it last entered a roll
         self._states: set[NewestState] = set()  # snapshots that rolls name
         self._unusable: set[NewestState] = set()
-        self._entered: View | None = None  # the last that this worker took part in
+        self._entered: View | None = None  # the last roll that this worker took part in
         self._here = shard.state.progress()
         self._trained_to = 0  # the inner step at which its training ended
         self._is_stale = True  # the run may have gone on without this worker
@@ -127,7 +127,7 @@ class Session:
                     continue
                 return self._end(self._roll)
             if phase is Phase.LAST and self._here.step < self._trained_to:
-                # The run went on without its last steps, and is not to end without them.
+                # The run went on without this worker's last steps, and must not end without them.
                 phase = Phase.ROUND
             roll = await self._meet(phase)
             if roll is None:
@@ -146,7 +146,7 @@ class Session:
         return await self._enter(roll, began_s)
 
     async def _meet(self, phase: Phase) -> View | None:
-        """Wait for the next roll, and write it if that is for this worker to do.
+        """Wait for the next roll, and write it if this worker's turn comes first.
 
         Returns:
             The roll; None if the snapshot that this worker waits for is complete.
@@ -190,7 +190,7 @@ class Session:
         return roll
 
     async def _is_deserted(self) -> bool:
-        """True if this worker is none of the last roll's, and all of those are lost."""
+        """True if this worker is not in the last roll, and all workers that are in it are lost."""
         names = () if self._roll is None else self._roll.names
         if not names or identity_of(self.name) in map(identity_of, names):
             return False
@@ -199,9 +199,9 @@ class Session:
     async def _read_calls(self, number: int, meeting: _Meeting) -> None:
         until_s, waited_s = self._objects.until_s(), meeting.waited_s
         objects, missing = self._objects, self._missing(meeting)
-        # A store may list an object late, but not after so long.
+        # A listing may lag behind: after this long, reports are also asked for by name.
         are_many = self._are_many() and waited_s < self._patience_s()
-        # Now and then all are listed: a worker that was started again has another name.
+        # List all now and then: a restarted worker has a new name.
         listed: list[str] = []
         if are_many or waited_s >= meeting.listing_s:
             listed = await objects.call_keys(number, until_s)
@@ -221,7 +221,7 @@ class Session:
             meeting.calls |= {call.name: call for call in said}
 
     def _has_first_turn(self, number: int, meeting: _Meeting, listed: Sequence[str]) -> bool:
-        """True if this worker writes the first roll: no other has come for long enough."""
+        """True if this worker may write the first roll: nobody has joined for long enough."""
         if len(listed) > meeting.listed:
             meeting.listed, meeting.last_arrival_s = len(listed), meeting.waited_s
         mine = self._objects.call_key(number, self.name)
@@ -247,13 +247,13 @@ class Session:
         all_calls = [self._call(phase), *meeting.calls.values()]
         calls = latest_calls(all_calls)
         here = {identity_of(call.name) for call in calls}
-        # However long a round is, a newcomer does not begin another one beside those that live.
+        # However long a round is, a newcomer begins no other beside workers that are alive.
         may = is_late and self.name in names
         if not may and any(identity_of(name) not in here for name in expected):
             return None
         roll = self._next_roll(calls)
         if roll is None and is_late:
-            # Some may have come further and died, and nothing leads there.
+            # Some may have got further and died, and nothing in the store leads there.
             lost = await self.shard.lost.among([c.name for c in all_calls if c.name != self.name])
             roll = self._next_roll(latest_calls([c for c in all_calls if c.name not in lost]))
         if roll is None:
@@ -290,16 +290,16 @@ class Session:
         return max(_LEAST_TURN_S, self._timeouts.late() / 4)
 
     def _turns_s(self, earlier: int) -> float:
-        """When a worker after `earlier` others has its turn, each with twice as many workers."""
+        """Seconds until the turn of a worker after `earlier` others: turns double in size."""
         return earlier.bit_length() * self._turn_length_s()
 
     def _patience_s(self) -> float:
         """Seconds to wait for the workers of the last roll."""
         late_s = self._timeouts.late()
         if self._roll is None or self.name in self._roll.names:
-            # They end its exchanges when this worker does.
+            # The others give up its exchanges when this worker does.
             return late_s
-        # They may still wait there for one that is lost, and are then further than this worker.
+        # They may still wait in an exchange for a lost worker, and then be further than this one.
         nbytes = max((round.nbytes for round in self._roll.rounds), default=0)
         return late_s + self._timeouts.exchange(nbytes)
 
@@ -315,8 +315,8 @@ class Session:
         return self._patience_s() + self._turns_s(len(identities))
 
     def _note_wait(self, meeting: _Meeting) -> None:
-        """Say once what a worker waits for that is in no round yet."""
-        # By then it is known which of the others are lost.
+        """Note once what this worker waits for before its first round."""
+        # By then, lost workers are known to be lost.
         is_long = meeting.waited_s >= 1.5 * self._timeouts.floor_s
         if self._has_told or self._entered is not None or not is_long:
             return
@@ -355,7 +355,7 @@ class Session:
             "checkpoint, with another name as run",
             kind=ExchangeError,
         )
-        # Anything else is a slow round of others, which this worker waits for.
+        # Otherwise the others are in a slow round, and this worker waits for it.
 
     def _check_superseded(self, roll: View) -> None:
         mine = identity_of(self.name)
@@ -441,7 +441,7 @@ class Session:
         self._rounds |= {round.version: round for round in roll.rounds}
         if is_next:
             self._read_up_to = roll.number
-        # The newest snapshot has these rounds.
+        # The newest snapshot contains all earlier rounds.
         least = roll.state.version
         self._rounds = {v: r for v, r in self._rounds.items() if v > least}
         states = {*self._states, roll.state, roll.next_state}
@@ -473,11 +473,11 @@ class Session:
         )
         return found
 
-    # -- becoming equal ----------------------------------------------------------------------------
+    # -- catching up -------------------------------------------------------------------------------
 
     async def _get_to(self, roll: View | None) -> bool:
-        """Get to where `roll` is, if anything leads there: the rounds that were missed, or a
-        snapshot and the rounds after it."""
+        """Catch up with `roll` by the missed rounds, or by a snapshot and the rounds after it;
+        returns whether this worker can take part from there."""
         if roll is None or is_at(self._here, roll.position):
             self._lacks = False
             return True
@@ -503,13 +503,13 @@ class Session:
     async def _has_passed(self, at: Progress) -> bool:
         """True if this worker was at the last roll's position before its latest steps."""
         await self._read_rolls()
-        # A checkpoint knows by its data shares in which roll it was taken.
+        # A checkpoint's data shares tell in which roll it was taken.
         entered = self._began.get(self._here.dealt)
         is_from = entered is not None and is_at(entered, at)
         return is_from or self._passed.get(at.version) == at.digest
 
     async def _replay(self, target: Progress) -> bool:
-        """Take the outer steps that lead to `target`, as far as they are known."""
+        """Replay the outer steps that lead to `target`, if all are known; returns success."""
         version, legs = self._here.version, list[Leg]()
         while version < target.version:
             until = min(v for v in self._digests if v > version)
@@ -525,8 +525,8 @@ class Session:
         return is_at(self._here, target)
 
     async def _load(self, roll: View) -> bool:
-        """Take the newest snapshot that is there, and the outer steps after it."""
-        # One whose writer has left since is in an earlier roll alone.
+        """Load the newest usable snapshot, and replay the outer steps after it."""
+        # Only an earlier roll names a snapshot whose writer has left since.
         states = self._states - self._unusable
         for newest in sorted(states, key=lambda s: (s.version, s.roll, s.writer), reverse=True):
             if newest.version > roll.position.version:
@@ -541,13 +541,13 @@ class Session:
         return False
 
     async def _has_come(self, roll: View) -> bool:
-        """True if the snapshot that was being written at the time of `roll` is complete."""
+        """True if the snapshot that `roll` calls for is complete."""
         return self._may_come(roll) and await self._objects.has_state(
             roll.next_state, self._objects.until_s()
         )
 
     def _may_come(self, roll: View) -> bool:
-        """True if a snapshot was being written at the time of `roll`, that may be usable."""
+        """True if `roll` calls for a snapshot that may be usable."""
         return bool(roll.next_state.writer) and roll.next_state not in self._unusable
 
     # -- after a round -----------------------------------------------------------------------------
@@ -556,7 +556,7 @@ class Session:
         """Remember the messages of the round that was just applied.
 
         Args:
-            ranks: what `Shard.logged` and the state say of it on each rank of this worker.
+            ranks: `Shard.logged` and the progress after the round, for each rank of this worker.
         """
         logged = [each for each, _ in ranks]
         self._here = here = _joined([progress for _, progress in ranks])
@@ -602,10 +602,10 @@ class Session:
 
 
 def _joined(ranks: Sequence[Progress]) -> Progress:
-    """Progress of a worker: that of its ranks, which have one version, or none."""
+    """Progress of a worker, from that of its ranks."""
     first = min(ranks, key=lambda each: each.version)
     are_equal = all(each.version == first.version for each in ranks)
-    # No run has the digest of ranks that differ.
+    # Ranks of different versions get a digest that no run has.
     return replace(first, digest=".".join(each.digest for each in ranks) if are_equal else "-")
 
 
@@ -614,14 +614,14 @@ class _Meeting:
     """State of a worker that waits for a roll.
 
     Args:
-        turn_s: after how long a wait this worker writes the roll.
+        turn_s: wait after which this worker writes the roll.
         began_s: when the wait began.
         mine: this worker's report.
-        listing_s: after how long it lists the reports of workers that it does not know.
-        listed: how many workers were, before the first roll.
-        last_arrival_s: after how long such a worker came last.
-        has_turn: whether it has read the reports, to write the roll.
-        is_deserted: whether it waits for workers that are all lost.
+        listing_s: wait after which it lists all reports again, to find unknown workers.
+        listed: how many reports the longest listing had, before the first roll.
+        last_arrival_s: wait after which that listing last grew.
+        has_turn: whether it may write the roll, and so reads the reports.
+        is_deserted: whether all the workers that it waits for are lost.
         calls: reports by name.
     """
 
@@ -637,5 +637,5 @@ class _Meeting:
 
     @property
     def waited_s(self) -> float:
-        """Seconds of waiting, without those in which the store did not answer."""
+        """Seconds of waiting, not counting those in which the store did not answer."""
         return now_s() - self.began_s

@@ -1,4 +1,4 @@
-"""One rank's shard of a worker: it gets to where the run is by what is in the store."""
+"""One rank's shard of a worker: it catches up with the run from what is in the store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HEADROOM_BYTES: Final = 64 << 20
 _LOOK_S: Final = 1.0
 
 Apply: TypeAlias = Callable[[Snapshot | Replay], Awaitable[None]]
-"""Has the loop take over a snapshot or replay rounds; raises if it cannot."""
+"""Has the loop load a snapshot or replay rounds; raises if it cannot."""
 
 
 class Leg(NamedTuple):
@@ -34,7 +34,7 @@ class Leg(NamedTuple):
 
     Args:
         rounds: oldest first, without a gap.
-        until: of the worker, after them.
+        until: the worker's progress after them.
     """
 
     rounds: Sequence[LoggedRound]
@@ -43,23 +43,23 @@ class Leg(NamedTuple):
 
 @dataclass(kw_only=True)
 class Shard:
-    """One rank of a worker: every rank of it makes these calls in the same order.
+    """One rank of a worker: all ranks make these calls in the same order.
 
     Args:
-        objects: of the run.
-        state: this rank's, for reading.
-        timeouts: of the worker, from how long others took so far.
-        apply: has the loop of this rank take over a snapshot or replay rounds.
-        events: what happens is noted here.
-        ranks: of the worker.
+        objects: the run's objects.
+        state: this rank's state, only to be read.
+        timeouts: the worker's timeouts, from how long others took so far.
+        apply: has the loop of this rank load a snapshot or replay rounds.
+        events: log of what happens.
+        ranks: the worker's ranks.
 
-        lost: finds workers that gave no sign of life; one that an exchange missed is not waited for
-            again before the next roll.
+        lost: finds workers that gave no sign of life; exchanges share it, so that a lost worker is
+            not waited for again before the next roll.
         group: carries exchanges with the same rank of the other workers; None before the first
             round.
         written: the newest snapshot that this worker wrote.
         writing: the snapshot that is being written, if any.
-        is_awaited: another worker waits for that snapshot.
+        is_awaited: whether another worker waits for that snapshot.
     """
 
     objects: RunObjects
@@ -78,14 +78,14 @@ class Shard:
         self.lost = LostWorkers(self.objects, self.timeouts.floor_s)
 
     async def progress(self) -> Progress:
-        """Progress by the tensors as they are now: a state that changed within a round has drifted,
-        and takes no part."""
+        """Progress from the tensors as they are now: a state that changed within a round has
+        drifted, and takes no part."""
         return self.state.progress(anew=True)
 
-    # -- becoming equal ----------------------------------------------------------------------------
+    # -- catching up -------------------------------------------------------------------------------
 
     async def replay(self, legs: Sequence[Leg]) -> bool:
-        """Take the outer steps of `legs`; returns whether all of them could be taken."""
+        """Replay the outer steps of `legs`; returns whether all could be replayed."""
         for leg in legs:
             here = self.state.progress().version
             if here >= leg.until.version:
@@ -122,12 +122,12 @@ class Shard:
         return RoundRecord(version=round.version, facts=facts, messages=messages)
 
     async def load(self, newest: NewestState) -> bool | None:
-        """Take over a snapshot; None if it is not there, false if it cannot be used."""
+        """Load a snapshot; None if it is absent, false if it cannot be used."""
         largest = 2 * self.state.shared_nbytes() + _HEADROOM_BYTES
         file = await self.objects.state(newest, largest=largest)
         if file is None:
             return None
-        # Taken over or of no use: either way it is not read again.
+        # Loaded or useless: either way it is not read again.
         self.objects.forget_parts()
         try:
             await self.apply(unpack(file))
@@ -139,10 +139,10 @@ class Shard:
     # -- rounds ------------------------------------------------------------------------------------
 
     async def enter(self, roll: View, name: str, is_changed: bool) -> None:  # noqa: FBT001
-        """Begin the round of `roll` as the worker `name`, and its snapshot if that is due here."""
+        """Begin the round of `roll` as worker `name`, and its snapshot if that falls to it."""
         if is_changed or self.group is None:
             self.leave_group()
-            self.objects.forget_parts()  # as of a worker that was restarted, and healed by rounds
+            self.objects.forget_parts()  # left by a restart, after which rounds led here
             rank = roll.names.index(name)
             self.group = StoreGroup(self.objects, roll.names, rank, self.timeouts, self.lost)
         self.group.roll, self.is_awaited = roll.number, bool(roll.lacking)
@@ -153,20 +153,20 @@ class Shard:
             )
 
     async def close(self) -> None:
-        """Leave, once the snapshot is written that another worker waits for, if any does."""
+        """Leave, once any snapshot that another worker waits for is written."""
         self.leave_group()
         if self.writing is not None and self.is_awaited:
             left_s = self.objects.until_s(self.state.shared_nbytes()) - now_s()
             await asyncio.wait([self.writing], timeout=left_s)
 
     def leave_group(self) -> None:
-        """Give up what is under way with the other workers."""
+        """Cancel exchanges under way with the other workers."""
         if self.group is not None:
             self.group.close()
             self.group = None
 
     def logged(self, record: RoundRecord) -> LoggedRound:
-        """Where the messages of a round are that counted, of this rank."""
+        """Record where this rank's messages of a round are."""
         assert self.group is not None
         counted = set(record.facts["counted"])
         uncounted = [rank for rank, name in enumerate(self.group.names) if name not in counted]

@@ -53,7 +53,7 @@ def snapshot_parts(snapshot: Snapshot) -> list[memoryview]:
     header: dict[str, Any] = {_METADATA: texts}
     parts: list[memoryview] = []
     end = 0
-    # Wide elements first: then each tensor is aligned to its own.
+    # Wide elements first: then each tensor is aligned to its element size.
     for name, tensor in sorted(
         snapshot.tensors.items(), key=lambda t: (-t[1].element_size(), t[0])
     ):
@@ -84,7 +84,7 @@ def unpack(source: bytearray) -> Snapshot:
 
     Raises:
         ExchangeError: the file is damaged.
-        MismatchError: it is that of another thinwire version.
+        MismatchError: it comes from another thinwire version.
     """
     raw = memoryview(source)
     try:
@@ -95,7 +95,7 @@ def unpack(source: bytearray) -> Snapshot:
         tensors = {name: _tensor(raw[start:], **entry) for name, entry in header.items()}
         if sum(tensor.nbytes for tensor in tensors.values()) != len(raw) - start:
             raise ValueError("its tensors do not fill it")
-    except Exception as error:  # of torch, for impossible shapes
+    except Exception as error:  # torch raises several kinds for impossible shapes
         why = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:100]}"
         raise ExchangeError(
             "use what another worker sent",
@@ -117,6 +117,6 @@ def _tensor(
     data: memoryview, *, dtype: str, shape: Sequence[int], data_offsets: Sequence[int]
 ) -> Tensor:
     start, end = data_offsets
-    if start == end:  # which torch takes from no buffer
+    if start == end:  # `frombuffer` refuses an empty buffer
         return torch.empty(shape, dtype=_KINDS[dtype])
     return torch.frombuffer(data[start:end], dtype=_KINDS[dtype]).view(tuple(shape))

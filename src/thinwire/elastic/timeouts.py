@@ -9,7 +9,7 @@ from thinwire.errors import check
 _KEPT = 20
 _SLACK = 3.0
 SLOWEST_BYTES_PER_S = 125_000
-"""1 Mbit/s, until a link has shown what it can do."""
+"""1 Mbit/s: the assumed speed of a link before an exchange was measured."""
 _LONGEST_S = 3600.0
 
 
@@ -19,9 +19,9 @@ class ElasticOptions:
 
     Args:
         min_workers: with fewer, no round begins.
-        patience: share of a round for which a slow worker is waited for.
-        timeout_s: for an exchange; None derives it from those measured so far.
-        give_up_s: how long a store that does not answer is waited for.
+        patience: how long to wait for a slow worker, as a share of a round.
+        timeout_s: timeout of an exchange; None derives it from those measured so far.
+        give_up_s: how long to wait for a store that does not answer, or for enough workers.
 
     Raises:
         ConfigurationError: a number is not above 0.
@@ -51,14 +51,14 @@ class Timeouts:
         exchange(n) = floor + patience round + 3 max(seconds, n seconds per byte)
 
     over the last 20 exchanges; doubled with each one that times out, until one succeeds. Before any
-    was measured, a link is assumed to carry 1 Mbit/s. The first round is as long as this worker
-    trained in it.
+    was measured, a link is assumed to carry 1 Mbit/s. The first round counts as long as this worker
+    has trained in it.
 
     Args:
-        floor_s: a lost worker is not noticed sooner.
-        patience: share of a round for which a slow worker is waited for.
-        unmeasured_s: how long one is at least, before a round was measured.
-        fixed_s: replaces `exchange`; None derives it.
+        floor_s: least wait before a worker counts as lost.
+        patience: how long to wait for a slow worker, as a share of a round.
+        unmeasured_s: least wait for a slow worker before a round was measured.
+        fixed_s: timeout of every exchange; None derives it.
 
     >>> timeouts = Timeouts(floor_s=5.0, patience=0.5, unmeasured_s=60, fixed_s=None)
     >>> timeouts.exchanged(1000, seconds=0.2)
@@ -85,7 +85,7 @@ class Timeouts:
     def late(self) -> float:
         """How long others wait for a slow worker before it is left out.
 
-        Not less than the floor, however short rounds are: no worker is missed sooner.
+        Never less than the floor, however short rounds are.
         """
         round_s = self.round_s
         if round_s is None:
@@ -99,7 +99,7 @@ class Timeouts:
             self._unmeasured_s = max(self._unmeasured_s, so_far_s)
 
     def exchange(self, nbytes: int) -> float:
-        """How long an exchange may take in which this worker moves `nbytes`, up and down."""
+        """How long an exchange may take that moves `nbytes` to and from this worker."""
         if self._fixed_s is not None:
             return self._fixed_s
         if not self._exchanges:
@@ -116,11 +116,11 @@ class Timeouts:
         self._factor = 1.0
 
     def timed_out(self) -> None:
-        """Double the time of an exchange: one took longer than it was allowed."""
+        """Double the timeout of exchanges: one took longer than allowed."""
         self._factor *= 2.0
 
     def finished_round(self, seconds: float) -> None:
-        """Note a round of `seconds`, from its beginning to that of the next."""
+        """Note a round of `seconds`, from its beginning to the next one's."""
         self._rounds.append(seconds)
 
     def round_began(self, now_s: float) -> None:

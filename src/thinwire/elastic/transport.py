@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _Answer: TypeAlias = "tuple[Snapshot | Replay, concurrent.futures.Future[None]]"
 
-_UNMEASURED_ROUND_S = 60.0  # a round is taken to last so long until one was measured
+_UNMEASURED_ROUND_S = 60.0  # wait for a slow worker until a round was measured
 _FORMAT: Final = "9"
 _LONGEST_NAME: Final = 200
 _FIXED_TIMEOUT_S: Final = 600.0
@@ -58,44 +58,44 @@ class Elastic(Transport, Membership):
     """A worker among others that share an object store, or a folder, and nothing else.
 
     No worker needs an address or an open port, and nothing but the store has to be up all the time.
-    By default workers come late, are lost and come back: who takes part is written before each
-    round, once, by whichever worker is first, and a message counts if it is there before the others
-    have waited too long for it. All workers that read the same objects conclude the same, so that
-    one that was lost, or all of them at once, resume from what is in the store.
+    By default workers join late, fail and come back. Before each round, whichever worker is first
+    writes down who takes part; a message counts if it arrives before the others stop waiting for
+    it. All workers that read the same objects conclude the same, so a lost worker, or all of them
+    at once, can resume from what is in the store.
 
-    With `workers=K` the same K workers take part to the end, with the bits of K workers over
-    torch.distributed. One that was killed resumes from its checkpoint while the others wait.
+    With `workers=K` the same K workers take part to the end and get the same bits as K workers over
+    torch.distributed. A killed worker resumes from its checkpoint while the others wait.
 
-    A worker may be several ranks, each with shards of the model (FSDP2, tensor parallelism): all of
-    them build this alike, and each exchanges with the same rank of the other workers. The first one
-    speaks for the worker, and with one of its ranks the worker ends.
+    A worker may have several ranks, each with shards of the model (FSDP2, tensor parallelism). All
+    of them build this with the same arguments; each exchanges with the same rank of the other
+    workers. The first rank speaks for the worker. If any rank ends, the worker ends.
 
     Args:
         store: s3://, gs:// or az:// of a bucket with a prefix, hub:// as `thinwire hub` prints it,
-            file:// of a folder that all workers see, or a store of obstore's. Keys and endpoints
-            come from the environment.
-        run: its name, the same on all workers and no other run's in that store; default that in the
-            address of a hub.
-        workers: K where it is fixed.
-        worker: this one's number in a run with `workers`, from 0.
-        token: seals all payloads; default that in the address of a hub, or of the environment
-            variable THINWIRE_TOKEN; without one whoever can read the store reads them.
+            file:// of a folder that all workers see, or an obstore store. Keys and endpoints come
+            from the environment.
+        run: the run's name, the same on all workers and unique in that store; default the one in a
+            hub's address.
+        workers: K, if the number of workers is fixed.
+        worker: this worker's number in a run with `workers`, from 0.
+        token: seals all payloads; default the one in a hub's address, or in the environment
+            variable THINWIRE_TOKEN. Without one, anyone who can read the store can read them.
         identity: this worker's name in the run, also after a restart; default random.
         group: the process group, or one-dimensional mesh, of this worker's ranks; default a worker
             of one rank.
-        options: how long it waits, and for how many.
-        least_wait_s: no worker is taken for lost sooner, however short rounds are.
-        snapshot_after: a snapshot of outer parameters and optimizer is written once the messages
-            since the last one have so many times its bytes. With more, workers send less (a part of
-            1/`snapshot_after` of their messages is snapshots), and a newcomer reads more.
-        keep: with `workers`, latest rounds whose messages stay for a worker that was killed: as
-            many as it may have taken since its checkpoint.
-        cache: folder for what a newcomer has read of a snapshot, so that it goes on from there if
-            it is restarted meanwhile; default nowhere.
-        store_options: of the store, in place of environment variables.
+        options: how long to wait, and for how many workers.
+        least_wait_s: least wait before a worker counts as lost, however short rounds are.
+        snapshot_after: write a snapshot of outer parameters and optimizer once the messages since
+            the last one have this many times its bytes. A larger value means less to send
+            (snapshots add 1/`snapshot_after` to the messages) and more for a newcomer to read.
+        keep: with `workers`, how many of the latest rounds keep their messages for a killed worker:
+            as many as it may have taken since its checkpoint.
+        cache: folder for the parts of a snapshot that a newcomer has read, so that it goes on from
+            there after a restart; default none.
+        store_options: options of the store, in place of environment variables.
 
     Raises:
-        ConfigurationError: a name or a number that cannot be, obstore is missing, or the URL is
+        ConfigurationError: a name or a number is invalid, obstore is missing, or the URL is
             unknown.
 
     >>> Elastic("memory://", run="first", identity="a").is_fixed
@@ -203,7 +203,7 @@ class Elastic(Transport, Membership):
         return asdict(self._store.requests)
 
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
-        """Run it among the workers of the round; what stops it discards the round."""
+        """Run an exchange among the workers of the round; a failure discards the round."""
         from thinwire.elastic.worker_ranks import AgreedRound
 
         group = self._joined().group
@@ -211,7 +211,7 @@ class Elastic(Transport, Membership):
         return AgreedRound(group.run(posts, tag), self._ranks)
 
     def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
-        """Add to this worker's description, which is compared with the run's when it joins."""
+        """Add `card` to this worker's description, which `join` compares with the run's."""
         del tag
         self._description |= json.loads(card)
         return {0: card}
@@ -225,10 +225,10 @@ class Elastic(Transport, Membership):
     is_fixed = False
 
     def join(self, state: SharedState) -> None:
-        """Compare this worker with the run; once.
+        """Join the run, if what this worker runs is the same; once.
 
         Raises:
-            ExchangeError: the store cannot be reached for too long.
+            ExchangeError: the store did not answer for too long.
             MismatchError: this worker runs something else.
         """
         if self._shard is not None:
@@ -259,7 +259,7 @@ class Elastic(Transport, Membership):
             raise
 
     def _introduced(self) -> str:
-        """Compare this rank with the run; returns the name of the worker's process, if first."""
+        """Compare this rank with the run; the first rank returns the name of its process."""
         objects, by = self._objects, secrets.token_hex(8)
         assert self._thread is not None
 
@@ -272,7 +272,7 @@ class Elastic(Transport, Membership):
         return self._thread.result(introduced(), self._asked_to_leave)
 
     def leave_when(self, asked: Callable[[], bool]) -> None:
-        """Have waits for the others and for the store end with `RunStopped` once asked.
+        """End waits for the others and for the store with `RunStopped`, once asked to.
 
         Args:
             asked: called about once a second while waiting, or more often.
@@ -302,11 +302,11 @@ class Elastic(Transport, Membership):
         yield plan
 
     def _pumped(self, work: Coroutine[Any, Any, RoundPlan]) -> Generator[Answer, None, RoundPlan]:
-        """Yield what the loop is to apply, until `work` is done."""
+        """Yield what the loop has to apply, until `work` is done."""
         from thinwire.elastic.loop_thread import LOOK_S, stopped
 
         assert self._thread is not None
-        answers = self._answers = queue.SimpleQueue()  # there before the first answer is
+        answers = self._answers = queue.SimpleQueue()  # set before the first answer can come
         running = self._thread.start(work)
         running.add_done_callback(lambda _: answers.put(None))
         while True:
@@ -346,7 +346,7 @@ class Elastic(Transport, Membership):
             self._session.log_round(ranks)
 
     def discard_round(self, why: str) -> None:
-        """Note the event."""
+        """Note that a round was discarded."""
         self.events.note("discarded", round=self._state.version, why=why)
 
     def may_end(self) -> bool:
@@ -366,7 +366,7 @@ class Elastic(Transport, Membership):
             return
         try:
             if session is not None:
-                # Also of one that is asked to stop: its last steps may be nowhere else.
+                # Even if asked to stop: this worker's last steps may be nowhere else.
                 thread.run(session.report_end())
             if shard is not None:
                 with suppress(RunStopped):
@@ -392,7 +392,7 @@ class FixedElastic(Elastic):
         return carries.run(posts, tag)
 
     def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
-        """Put the card, and wait for those of the others: nothing is trained yet."""
+        """Put this worker's card and wait for the others', before any training."""
         return {0: card} if self.world_size == 1 else self._fixed.announce(card, tag)
 
     def leave(self) -> None:

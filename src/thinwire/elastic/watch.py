@@ -26,10 +26,10 @@ class BucketStatus:
 
     Args:
         roll: the newest one; None before the first.
-        roll_age_s: since it was written, by the store's clock and this machine's.
-        calls: reports of workers before the next roll, one for each identity.
+        roll_age_s: seconds since it was written, by the store's clock and this machine's.
+        calls: reports of workers before the next roll, one per identity.
         signs_s: age of each worker's last sign of life, by its name.
-        metrics: what each worker measured, by its name: of the last round's, if the run is over.
+        metrics: each worker's metrics, by its name; those of the last round once the run is over.
     """
 
     roll: View | None
@@ -43,12 +43,12 @@ class BucketWatch:
     """Reads the state of a run, without taking part and without permission to write.
 
     Args:
-        url: of the store, as `tw.transport.Elastic` takes it.
+        url: the store, as `tw.transport.Elastic` takes it.
         run: name of the run there.
-        token: of the run, if it has one.
+        token: the run's token, if it has one.
 
     Raises:
-        ConfigurationError: obstore is missing, or there can be no such place.
+        ConfigurationError: obstore is missing, or the URL names no store.
     """
 
     def __init__(self, url: str, *, run: str, token: Token | None) -> None:
@@ -66,8 +66,8 @@ class BucketWatch:
         """Read the present state.
 
         Raises:
-            ConfigurationError: there is nothing of that run. MismatchError: it was written with
-                another token. ExchangeError: the store cannot be read.
+            ConfigurationError: the store has nothing of that run. MismatchError: it was written
+                with another token. ExchangeError: the store cannot be read.
         """
         return run_to_end(self._look())
 

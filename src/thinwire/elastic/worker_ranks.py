@@ -18,7 +18,7 @@ from thinwire.transport.distributed import group_of, reason_of
 T = TypeVar("T")
 
 # A rank that ends is noticed at once. One that hangs stops its trainer's collectives, too, which
-# have a timeout of their own; here others may wait for as long as the first rank waits for workers.
+# have a timeout of their own; here the others may wait as long as the first rank does for workers.
 _TIMEOUT = datetime.timedelta(days=20)
 
 
@@ -30,7 +30,7 @@ class WorkerRanks:
             one rank, which needs no torch.distributed.
 
     Attributes:
-        index: of this rank, from 0.
+        index: this rank's index, from 0.
         size: S.
         is_first: whether this rank speaks for the worker.
 
@@ -57,7 +57,7 @@ class WorkerRanks:
         """Every rank's value, in rank order.
 
         Args:
-            value: small, and such that it can be pickled.
+            value: a small, picklable object.
 
         Raises:
             ExchangeError: another rank of this worker is gone.
@@ -108,16 +108,16 @@ async def on_all_ranks(ranks: WorkerRanks, target: object, command: str, *args: 
     """Call a method on every rank of a worker, from its first rank while the others `follow`.
 
     Args:
-        ranks: of the worker.
-        target: this rank's, whose coroutine method is called.
+        ranks: the worker's ranks.
+        target: this rank's object, whose coroutine method is called.
         command: the method's name.
-        args: such that they can be pickled.
+        args: picklable arguments.
 
     Returns:
         Results of all ranks, in rank order.
 
     Raises:
-        ThinwireError: what it raised on any of them.
+        ThinwireError: the method raised it on any rank.
     """
     await ranks.gather_async((command, args))
     return await _outcomes(ranks, target, command, args)
@@ -127,7 +127,7 @@ async def follow(ranks: WorkerRanks, target: object) -> Any:
     """Call on this rank what the first rank calls, until it calls `end_following`.
 
     Returns:
-        The outcome passed there; raises it if it is an error.
+        The outcome passed to `end_following`; raises it if it is an error.
     """
     while True:
         gathered: list[Any] = await ranks.gather_async(None)
@@ -141,7 +141,7 @@ async def follow(ranks: WorkerRanks, target: object) -> Any:
 
 
 async def end_following(ranks: WorkerRanks, outcome: object) -> None:
-    """Have the other ranks return `outcome` from `follow`, or raise it; the first rank's."""
+    """Have the other ranks return `outcome` from `follow`, or raise it; for the first rank."""
     await ranks.gather_async(outcome)
 
 
@@ -158,7 +158,7 @@ async def _outcomes(
 
 
 def _raise_any(outcomes: Sequence[object]) -> None:
-    """Raise the first error: what ends the worker comes before what only discards the round."""
+    """Raise the first error, if any; one that ends the worker before one that ends the round."""
     errors = [each for each in outcomes if isinstance(each, ThinwireError)]
     for error in sorted(errors, key=lambda each: isinstance(each, RoundDiscarded)):
         raise error
@@ -173,7 +173,7 @@ class AgreedRound(Round[T]):
 
     Args:
         inner: this rank's exchange.
-        ranks: of the worker; all of them wait for their exchanges in the same order.
+        ranks: the worker's ranks; all of them wait for their exchanges in the same order.
     """
 
     def __init__(self, inner: Round[T], ranks: WorkerRanks) -> None:
@@ -183,7 +183,7 @@ class AgreedRound(Round[T]):
         """Result of the exchange; raises the error of any rank."""
         result = self._ranks.agreed(self._inner.wait)
         left_out = result.left_out if isinstance(result, RoundResult) else {}
-        # Numbers may be refused on some ranks alone: each judges its shard, and copies alike.
+        # Some ranks alone may refuse values: each judges its shard, and all judge copies alike.
         absent = {rank for rank, why in left_out.items() if why.reason <= RejectReason.DRIFTED}
         every = self._ranks.gather(absent)
         if some := set.union(*every) - set.intersection(*every):
