@@ -21,7 +21,7 @@ from thinwire.storage import StatePlacement
 
 HEADER_NBYTES = 64
 _MAGIC, _VERSION = b"TWIR", 2
-# Of version 1, whose body checksum is the CRC-32 of the body itself, are messages in checkpoints.
+# Old checkpoints hold messages of version 1, whose body checksum is the body's own CRC-32.
 _READABLE = (1, _VERSION)
 # Magic, version, length of the header, codec, `Header` up to the sender, checksum of the body,
 # elements, anchor; the header's own checksum follows.
@@ -36,14 +36,14 @@ class Header(NamedTuple):
 
     Args:
         fragment: index of the fragment.
-        kind: of `Kind`.
-        shard: which shard; 0 for a whole pseudo-gradient.
+        kind: a value of `Kind`.
+        shard: index of the shard; 0 for a whole pseudo-gradient.
         round: number of the exchange.
-        sender: rank.
-        elements: numbers in the body.
+        sender: rank of the sender.
+        elements: how many numbers the body encodes.
         anchor: digest of the outer parameters that the sender started from, 8 bytes; zeros where
             every worker has its own.
-        codec: its id; eight bytes of its SHA-256 travel, so that one that was read has "".
+        codec: the codec's id; only eight bytes of its SHA-256 travel, so a header read back has "".
     """
 
     fragment: int
@@ -62,12 +62,12 @@ def blank_message(body_nbytes: int, storage: StatePlacement) -> Tensor:
 
 
 def seal(message: Tensor, header: Header, body_checksum: int | None = None) -> Tensor:
-    """Write the header of `message`, uint8 [64 + n], which has its body, and return the message.
+    """Write the header of `message`, uint8 [64 + n], whose body is in place; return the message.
 
     Args:
         message: header and body.
         header: contents of the header.
-        body_checksum: of the body; by default it is computed.
+        body_checksum: checksum of the body; computed by default.
 
     >>> header = Header(codec="identity/f32", fragment=0, kind=Kind.WHOLE, shard=0, round=1,
     ...     sender=0, elements=1, anchor=bytes(8))
@@ -80,7 +80,7 @@ def seal(message: Tensor, header: Header, body_checksum: int | None = None) -> T
     start = _FIELDS.pack(*head, *header[:5], body_checksum, *header[5:7]).ljust(_CHECKED, b"\0")
     start += _CHECKSUM.pack(zlib.crc32(start))
     head_bytes = torch.frombuffer(bytearray(start), dtype=torch.uint8)
-    # CUDA has read memory that is not pinned when the call returns.
+    # CUDA has read unpinned memory by the time the call returns.
     message[:HEADER_NBYTES].copy_(head_bytes, non_blocking=message.is_cuda)
     return message
 
@@ -91,7 +91,7 @@ def read_origin(message: Tensor) -> Header:
     For a receiver that does not know which message comes next; `open_message` must follow.
 
     Raises:
-        ExchangeError: it has no whole header, or a damaged one.
+        ExchangeError: the header is incomplete or damaged.
     """
     *_, header = _read_fields("read where a message comes from", message, HEADER_NBYTES)
     return header
@@ -103,18 +103,18 @@ def open_message(message: Tensor, expected: Header, *, body_nbytes: int) -> Tens
     Args:
         message: uint8 [n]; bytes after the body are ignored.
         expected: what the header must say.
-        body_nbytes: of the codec, for that many elements.
+        body_nbytes: the codec's payload size for that many elements.
 
     Raises:
         ExchangeError: it is truncated, damaged, foreign, or belongs elsewhere.
-        MismatchError: the sender's anchor is another one: replicas have drifted.
+        MismatchError: the sender's anchor differs: replicas have drifted.
     """
     whose = f"use the message of worker {expected.sender} for round {expected.round}"
     nbytes = HEADER_NBYTES + body_nbytes
     version, codec, body_checksum, found = _read_fields(whose, message, nbytes)
     body = message[HEADER_NBYTES:nbytes]
     arrived = zlib.crc32(body.cpu().contiguous().numpy().data) if version == 1 else checksum(body)
-    # Without anchor and codec, which have errors of their own.
+    # Anchor and codec have errors of their own.
     places = zip(Header._fields[:6], expected, found, strict=False)
     _check(
         whose,
@@ -145,9 +145,9 @@ def body_of(message: Tensor, body_nbytes: int) -> Tensor:
 
 
 def examine(message: Tensor, expected: Header, *, body_nbytes: int) -> Rejection | None:
-    """Return the reason for which `message` cannot be used as `expected`; None without one.
+    """Return why `message` cannot be used as `expected`, or None if it can.
 
-    `open_message` would raise it. A newcomer's message is sound, and still not used.
+    `open_message` would raise that as an error. A newcomer's message is sound, yet not used.
     """
     if not message.numel():
         return Rejection(reason=RejectReason.DAMAGED, detail=_ABSENT, is_absent=True)
@@ -169,8 +169,8 @@ def _read_fields(whose: str, message: Tensor, nbytes: int) -> tuple[int, bytes, 
 
     Args:
         whose: what it is read for, for the error message.
-        message: as it arrived.
-        nbytes: that it has if it is whole.
+        message: the message as it arrived.
+        nbytes: its size if it is whole.
     """
     is_vector = message.dtype == torch.uint8 and message.dim() == 1
     form = f"{str(message.dtype).removeprefix('torch.')} {list(message.shape)}"

@@ -1,4 +1,4 @@
-"""Exchanges: which shard each worker combines, and a round in which they go there and back."""
+"""Exchanges: which shard each worker combines, and the round that sends shards there and back."""
 
 from __future__ import annotations
 
@@ -50,26 +50,26 @@ from thinwire.transport import Post, Posts, RoundTag
 from thinwire.transport.base import Received, SharedAnswer, attempt
 
 Pattern: TypeAlias = Literal["gather", "reduce_scatter", "pairs", "server"]
-"""Which workers send what to which; a link model needs no more of an exchange."""
+"""Which workers send what to which: all that a link model needs to know of an exchange."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExchangeContext:
-    """A fragment, its method and its workers, for one exchange state.
+    """The fragment, method and workers of one exchange state.
 
     Args:
         codec: encodes payloads.
         feedback: carries encoding errors to the next round.
         aggregate: combines the pseudo-gradients of all workers.
-        layout: of the fragment's vector.
-        fragment: its index.
+        layout: layout of the fragment's vector.
+        fragment: the fragment's index.
         workers: K.
-        rank: of this worker.
-        storage: of the feedback.
+        rank: this worker's rank.
+        storage: where the feedback is kept.
         drops_bad_messages: leave out bad messages; the transport must give all workers the same
             bytes. Otherwise a bad message is an error.
-        has_own_anchors: the anchors differ between workers, so messages have no digest of them.
-            Otherwise a first round in which all workers send the same is warned of.
+        has_own_anchors: anchors differ between workers, so messages carry no digest of them.
+            Otherwise the exchange warns if all workers send the same in the first round.
     """
 
     codec: Codec
@@ -89,10 +89,10 @@ class Sizes:
     """Bytes and messages of one worker in one exchange, headers included.
 
     Args:
-        messages: bytes of the messages of this worker's pseudo-gradient, by name.
-        result_nbytes: of the message with a combined shard; 0 without one.
-        sent_nbytes: to other workers, each message counted once.
-        received_nbytes: from other workers.
+        messages: bytes of each message of this worker's pseudo-gradient, by name.
+        result_nbytes: bytes of the message with a combined shard; 0 without one.
+        sent_nbytes: bytes sent to other workers, each message counted once.
+        received_nbytes: bytes received from other workers.
         sent_count: messages to other workers, counted like their bytes.
         received_count: messages from other workers.
         pattern: which workers send what to which.
@@ -112,9 +112,9 @@ class RoundResult:
     """The mean of a round, and which workers are not in it.
 
     Args:
-        mean: of the fragment's vector, decoded as it is read.
+        mean: the fragment's mean pseudo-gradient, decoded as it is read.
         left_out: rejections of the workers that are not in it, by rank.
-        messages: of which the mean was made, in rank order.
+        messages: the messages that the mean was made from, in rank order.
         clipped: factors by which contributions were scaled down, by rank; under a reduce-scatter,
             those of the shard that this worker owns.
     """
@@ -128,16 +128,16 @@ class RoundResult:
 class Exchange:
     """Describes how the workers of a method exchange; `bind` makes its state.
 
-    A subclass answers `owners`: by default all workers combine all that is sent.
+    A subclass overrides `owners`; by default every worker combines everything that is sent.
     """
 
     owner_feedback: Feedback = NoFeedback()
-    """Of the shard that a worker combines, where there are several."""
+    """Feedback of the shard that a worker combines, if the vector is cut into shards."""
 
     def owners(self, rank: int, workers: int, round: int) -> Mapping[int, int]:
-        """The shard that each worker combines, by rank, of those that exchange with `rank`.
+        """For each worker that exchanges with `rank`, the shard that it combines.
 
-        All combine shard 0, or worker s combines shard s and sends the result to all.
+        Either all combine shard 0, or worker s combines shard s and sends the result to all.
 
         >>> dict(Exchange().owners(0, 3, round=1))
         {0: 0, 1: 0, 2: 0}
@@ -145,7 +145,7 @@ class Exchange:
         return dict.fromkeys(range(workers), 0)
 
     def choose(self, codec: Codec, layout: Layout, aggregate: Aggregate, workers: int) -> Exchange:
-        """The exchange that is used for so many workers: by default this one."""
+        """The exchange to use for this many workers: by default this one."""
         return self
 
     def bind(self, context: ExchangeContext) -> ExchangeState:
@@ -158,7 +158,7 @@ class Exchange:
     def sizes(
         self, codec: Codec, layout: Layout, aggregate: Aggregate, *, workers: int, rank: int
     ) -> Sizes:
-        """Bytes that worker `rank` of `workers` sends and receives; nothing is made or sent.
+        """Bytes that worker `rank` of `workers` sends and receives, without sending anything.
 
         >>> from thinwire.aggregate import MeanOverWorkers
         >>> from thinwire.codecs import Identity
@@ -173,7 +173,7 @@ class Exchange:
             HEADER_NBYTES * (workers > 1) + codec.payload_nbytes(piece) for _, piece in pieces
         ]
         others, is_cut = len(owners) - 1, len(pieces) > 1
-        # Results travel in an all-gather, which takes equal sizes.
+        # Results travel in an all-gather, which needs equal sizes.
         result_nbytes = max(nbytes) if is_cut else 0
         sent = {shard for peer, shard in owners.items() if peer != rank}
         return Sizes(
@@ -200,11 +200,11 @@ class Gather(Exchange):
 class ReduceScatter(Exchange):
     """mean_s = decode(encode(aggregate_k(decode(encode(Delta_k,s))))) by the owner of shard s.
 
-    Sums are fp32 in rank order. A lossless codec gives the very numbers of `Gather`; any other
-    rounds twice.
+    Sums are fp32 in rank order. A lossless codec gives exactly the numbers of `Gather`; any other
+    codec rounds twice.
 
     Args:
-        owner_feedback: feeds the error of the second encoding back on the shard's owner, too.
+        owner_feedback: feeds back the error of the second encoding, on the shard's owner.
 
     Source: MuLoCo (arXiv 2505.23725), section on compression, whose code only simulates it.
 
@@ -215,20 +215,20 @@ class ReduceScatter(Exchange):
     owner_feedback: Feedback = field(default_factory=NoFeedback)
 
     def owners(self, rank: int, workers: int, round: int) -> Mapping[int, int]:
-        """Worker s combines shard s, one of as many as there are workers."""
+        """Worker s combines shard s of K."""
         return {owner: owner for owner in range(workers)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Automatic(Exchange):
-    """Gathers compressed payloads of a few workers, or what is no more than the vector in fp32.
+    """Gathers the payloads of few workers, or what is no larger than the vector in fp32.
 
     gather receives (K - 1) B bytes for payloads of B; reduce-scatter 2 (K - 1) B / K, but encodes
     twice. A plain mean of lossless payloads has the same bits by either, and takes the one with
-    fewer bytes. An aggregate that is not elementwise is always gathered: it needs whole tensors.
+    fewer bytes. An aggregate that is not elementwise always gathers, as it needs whole tensors.
 
     Args:
-        few: K up to which all other payloads are gathered.
+        few: largest K at which all other payloads are gathered.
         otherwise: the reduce-scatter for the other cases.
 
     Raises:
@@ -245,7 +245,7 @@ class Automatic(Exchange):
         check_whole("few", self.few)
 
     def choose(self, codec: Codec, layout: Layout, aggregate: Aggregate, workers: int) -> Exchange:
-        """The exchange for so many workers: `Gather` or `otherwise`."""
+        """The exchange for this many workers: `Gather` or `otherwise`."""
 
         def received(exchange: Exchange) -> int:
             return exchange.sizes(codec, layout, aggregate, workers=workers, rank=0).received_nbytes
@@ -257,12 +257,12 @@ class Automatic(Exchange):
             return self.otherwise
         if not (codec.is_lossless and isinstance(aggregate, MeanOverWorkers)):
             return Gather()
-        # Shards are cut between rows, so those of a small vector may be no smaller than it is.
+        # Shards are cut between rows, so a shard of a small vector may be as large as the vector.
         return min(Gather(), self.otherwise, key=received)
 
 
 def warn_of_sharding_loss(who: str, codec: Codec, exchange: Exchange, *, stacklevel: int) -> None:
-    """Warn of owners that encode a mean again by a codec that loses much of it."""
+    """Warn if owners encode a mean again with a codec that loses much of it."""
     loss = codec.sharding_loss
     plain = isinstance(exchange, ReduceScatter) and isinstance(exchange.owner_feedback, NoFeedback)
     if plain and loss is not None:
@@ -278,8 +278,8 @@ def warn_of_sharding_loss(who: str, codec: Codec, exchange: Exchange, *, stackle
 def peers_of(workers: int, *, round: int, seed: int) -> list[int]:
     """The peer of each worker in a round, in rank order; an odd one out is its own peer.
 
-    All workers draw alike: they are ordered by SHA-256(seed, round, rank), and neighbours in that
-    order are a pair. Every pair is equally likely, and rounds are independent.
+    All workers draw the same pairs: ranks are sorted by SHA-256(seed, round, rank), and neighbours
+    in that order form a pair. Every pair is equally likely, and rounds are independent.
 
     >>> peers_of(5, round=1, seed=0)
     [3, 4, 2, 0, 1]
@@ -303,9 +303,9 @@ class Pairs(Exchange):
     so the outer optimizer must have an anchor per worker, and pull them together.
 
     Args:
-        seed: of the draw.
+        seed: seed of the draw.
 
-    Source: NoLoCo (arXiv 2506.10911), whose outer step needs the peer's anchor besides.
+    Source: NoLoCo (arXiv 2506.10911), whose outer step also needs the peer's anchor.
 
     >>> Pairs().seed
     0
@@ -321,7 +321,7 @@ class Pairs(Exchange):
     def sizes(
         self, codec: Codec, layout: Layout, aggregate: Aggregate, *, workers: int, rank: int
     ) -> Sizes:
-        """One message each way. With odd K one worker, drawn each round, sends none."""
+        """One message each way. With odd K, one worker per round, drawn at random, sends none."""
         whole = Gather().sizes(codec, layout, aggregate, workers=min(workers, 2), rank=rank % 2)
         return replace(whole, pattern="pairs")
 
@@ -330,11 +330,11 @@ class _Arrived(NamedTuple):
     """The answer to a post, judged.
 
     Args:
-        answer: to the post.
-        messages: by sender, this worker's own included, in rank order.
+        answer: the answer to the post.
+        messages: messages by sender, this worker's own included, in rank order.
         rejected: why a message is not used, by sender.
-        bodies: opens the others, by sender; raises the error of one that is bad.
-        checked: the sender whose message was checked before it was sent: this worker, or none.
+        bodies: opens the other messages, by sender; raises the error of a bad one.
+        checked: this worker's rank if its message was checked before it was sent, else None.
     """
 
     answer: Received
@@ -347,10 +347,10 @@ class _Arrived(NamedTuple):
 class ExchangeState:
     """The exchange of one fragment on one worker: it keeps the error feedback between rounds.
 
-    A vector that all combine is one shard, of which no result goes back.
+    If all workers combine the whole vector, it is one shard, and no result is sent back.
 
     Args:
-        context: fragment, method and workers.
+        context: the fragment, method and workers.
         exchange: which shard each worker combines.
     """
 
@@ -377,7 +377,7 @@ class ExchangeState:
         # A lone worker sends its message to no other, so the message needs no header.
         self._alone = workers == 1
         self._drops = context.drops_bad_messages and not self._alone
-        # With own anchors weights are sent, which are equal before anything was trained.
+        # Workers with anchors of their own send weights, which are equal before any training.
         self._compares, self._is_same = not context.has_own_anchors, False
 
     # -- messages ----------------------------------------------------------------------------------
@@ -386,7 +386,7 @@ class ExchangeState:
         """Encode `delta` ([numel], finite) into messages, by name; feedback keeps the error."""
         messages = [blank_message(codec.nbytes, self._context.storage) for codec in self._codecs]
         bodies = [message[HEADER_NBYTES:] for message in messages]
-        # Before the feedback of any shard has changed; that of a single one looks itself.
+        # Checked before any shard's feedback changes; a single shard's feedback checks for itself.
         if self._owner and self._device.type == "cpu" and not delta.is_finite():
             refuse_vector()
         parts = zip(bodies, self._places, self._codecs, self._feedback, strict=True)
@@ -406,7 +406,7 @@ class ExchangeState:
         return self._sealed(messages, tag, Kind.NOTHING, found)
 
     def blank(self) -> dict[str, Tensor]:
-        """Messages of the names and sizes that `encode` makes, all zeros."""
+        """Messages with the names and sizes that `encode` gives them, all zeros."""
         sizes = self.sizes.messages.items()
         return {name: torch.zeros(nbytes, dtype=torch.uint8) for name, nbytes in sizes}
 
@@ -418,7 +418,7 @@ class ExchangeState:
         return dict(zip(self._names, messages, strict=True))
 
     def _cut(self, message: Tensor, tag: RoundTag) -> dict[str, Tensor]:
-        """A lossless message for all, from a checkpoint of when few gathered, as its shards."""
+        """Cut a lossless message to all, from a checkpoint of a run that gathered, into shards."""
         context = self._context
         whole = context.codec.bind(context.layout, device=self._device)
         numbers = whole.decode(body_of(message, whole.nbytes).to(self._device), round=tag.round)
@@ -446,9 +446,9 @@ class ExchangeState:
     # -- a round -----------------------------------------------------------------------------------
 
     def run(self, messages: Mapping[str, Tensor], tag: RoundTag) -> Posts[RoundResult]:
-        """The exchange, from the messages of this worker to the mean.
+        """The exchange, from this worker's messages to the mean.
 
-        A resumed worker passes the messages that it had sent before.
+        A resumed worker passes the messages that it sent before.
         """
         rank, owner = self._context.rank, self._owner
         if owner and set(messages) == {"whole"}:
@@ -471,7 +471,7 @@ class ExchangeState:
             return finish
         mine = self._combined(arrived, shard, tag)
         message = self._result(mine, partial(owner.encode_to, before=before), rank, tag)
-        # The message holds it now.
+        # The message holds the mean now.
         mine = replace(mine, mean=DenseVector(message[:0]), messages=[])
         headers = {peer: self._header(tag, peer, peer, Kind.MEAN) for peer in owners}
         stand_in = partial(self._stand_in, tag)
@@ -496,7 +496,7 @@ class ExchangeState:
         tag: RoundTag,
         stand_in: Callable[[int, Received], Tensor] | None = None,
     ) -> Generator[Post, Received, _Arrived]:
-        """Post a message to each worker in `to`, and check their messages against `headers`."""
+        """Post messages to the workers in `to`, and check their messages against `headers`."""
         rank, drops = self._context.rank, self._drops
         own = to[rank]
         post = {peer: message for peer, message in to.items() if self._alone or peer != rank}
@@ -519,7 +519,7 @@ class ExchangeState:
         drops, messages = self._drops, dict(sorted(answer.items()))
         rejected: dict[int, Rejection] = {}
         if drops:
-            # All workers read the same objects, so all of them leave out the same ones.
+            # All workers read the same bytes, so they leave out the same messages.
             (kind,) = {header.kind for header in headers.values()}
             for sender, header in headers.items():
                 nbytes = self._codecs[header.shard].nbytes
@@ -534,12 +534,12 @@ class ExchangeState:
                 if sender not in rejected
             }
 
-        # In the transport's thread; the error is raised in the caller's.
+        # Runs in the transport's thread; the error is raised in the caller's.
         return _Arrived(answer, messages, rejected, attempt(bodies), checked)
 
     @torch.no_grad()
     def _combined(self, arrived: _Arrived, shard: int, tag: RoundTag) -> RoundResult:
-        """The mean of a shard, without contributions that cannot be used."""
+        """The mean of a shard, without unusable contributions."""
         bodies, aggregate = arrived.bodies(), self._context.aggregate
         senders, payloads = list(bodies), self._payloads(list(bodies.values()), shard, tag)
         mine = None if arrived.checked is None else senders.index(arrived.checked)
@@ -580,7 +580,7 @@ class ExchangeState:
         """Encode a combined shard into a message."""
         storage, codec = self._context.storage, self._codecs[shard]
         end = HEADER_NBYTES + codec.nbytes
-        # Results travel in an all-gather, which takes equal sizes.
+        # Results travel in an all-gather, which needs equal sizes.
         padded = storage.buffers.take(self.sizes.result_nbytes, self._device)
         padded[end:] = 0
         mean = DenseVector(combined.mean.whole())
@@ -590,7 +590,7 @@ class ExchangeState:
 
     @torch.no_grad()
     def _stand_in(self, tag: RoundTag, owner: int, received: Received) -> Tensor:
-        """The message with the shard of `owner`, which is lost, of what the others sent to it."""
+        """The message of lost `owner` with its combined shard, made from what others sent it."""
         headers = {sender: self._header(tag, sender, owner, Kind.SHARD) for sender in received}
         combined = self._combined(self._judged(received, headers, tag), owner, tag)
         return self._result(combined, FeedbackState().encode_to, owner, tag)
@@ -634,8 +634,8 @@ class ExchangeState:
         """Compute the mean of a round that this worker missed.
 
         Args:
-            messages: of that round's `RoundResult`.
-            tag: of that round, with the digest of this worker's anchor.
+            messages: the messages of that round's `RoundResult`.
+            tag: that round's tag, with the digest of this worker's anchor.
             left_out: ranks that are not in the mean.
         """
         if self._owner:  # the owners left them out
@@ -654,7 +654,7 @@ class ExchangeState:
     def absorb(self, mean: StreamedVector) -> StreamedVector:
         """Return the vector that the outer optimizer applies, by the rule of the feedback.
 
-        Call it once for each result that is applied, in their order, and read the vector once.
+        Call it once per applied result, in order, and read the vector once.
         """
         if not self._owner:
             return self._feedback[0].absorb(mean)
@@ -670,20 +670,20 @@ class ExchangeState:
             feedback.prefetch()
 
     def feedback(self, *, shares_memory: bool = False) -> dict[str, Tensor]:
-        """A copy of the feedback as it is now; or itself, to be read before the next step."""
+        """A copy of the current feedback; or, sharing memory, to be read before the next step."""
         now = self._owner.state_dict(now=True) if self._owner else {}
         state = self.state_dict() | {f"owner.{key}": value for key, value in now.items()}
         return state if shares_memory else {key: value.clone() for key, value in state.items()}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Feedback before the exchanges in flight: a resumed worker sends them again."""
+        """Feedback from before the exchanges in flight, which a resumed worker sends again."""
         states = {prefix: part.state_dict() for prefix, part in self._parts.items()}
         return {
             prefix + key: value for prefix, state in states.items() for key, value in state.items()
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from `state`, perhaps of a checkpoint of when few gathered."""
+        """Continue from `state`, even of a checkpoint of a run that gathered."""
         if self._owner and "residual" in state:
             self.load_feedback_vector(state["residual"])
             return
@@ -693,7 +693,7 @@ class ExchangeState:
             )
 
     def feedback_vector(self) -> Tensor | None:
-        """The error that earlier rounds left, for any K (fp32 [numel], a copy); None without one.
+        """The error left by earlier rounds, for any K (fp32 [numel], a copy); None without one.
 
         A shard's owner also keeps the error of the mean. It counts K times here, because a worker's
         pseudo-gradient has a weight of 1/K in the mean.
@@ -716,7 +716,7 @@ class ExchangeState:
 
 
 def _once(arrived: _Arrived, key: object, make: Callable[[], RoundResult]) -> RoundResult:
-    """Return the result of `make`; one worker computes it for its whole process if that pays."""
+    """Return the result of `make`; one worker computes it for all of its process if that pays."""
     answer = arrived.answer
     if not isinstance(answer, SharedAnswer):
         return make()
@@ -772,7 +772,7 @@ def is_same_work(payloads: Payloads) -> bool:
     same data compute the same. Rounds, bytes and losses of such a run look right, but it is a run
     of one worker.
     """
-    # This worker's own may be on its device, and those of the others in the host's memory.
+    # This worker's payload may be on its device, and the others' in host memory.
     first, *others = (payload.cpu() for payload in payloads.payloads)
     is_same = all(torch.equal(first, other) for other in others)
     return is_same and bool(payloads.coefficients(0).any())
