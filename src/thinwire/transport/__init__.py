@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from thinwire.elastic.transport import Elastic as Elastic
 
 
-# They import this room.
+# Imported late, because these modules import this package.
 _LATE = {
     "Elastic": "thinwire.elastic.transport:Elastic",
     "ElasticOptions": "thinwire.elastic.timeouts:ElasticOptions",

@@ -21,7 +21,7 @@ _ADDRESS = re.compile(
 # A block reserved for documentation, which only the default route leads to.
 _DEFAULT_ROUTE = "192.0.2.1"
 BUCKET = "thinwire"
-# `ObjectStore` has deadlines and retries, and a store a limit of connections.
+# `ObjectStore` has its own deadlines and retries, and stores limit connections.
 CLIENT = {"timeout": "1day", "connect_timeout": "10s", "pool_max_idle_per_host": "16"}
 NO_RETRIES = {"max_retries": 0}
 _SCHEME = "hub://"
@@ -60,7 +60,7 @@ def address_text(host: str, port: int) -> str:
 
 
 def local_address(towards: str = _DEFAULT_ROUTE) -> str:
-    """The sender's address of packets from this machine to `towards`; sends nothing.
+    """The source address of packets from this machine to `towards`; sends nothing.
 
     Args:
         towards: a host; the default gives the address on the default route.
@@ -78,7 +78,7 @@ def local_address(towards: str = _DEFAULT_ROUTE) -> str:
 
 
 def reachable_host(host: str) -> str:
-    """The host under which others reach a server that listens on `host`.
+    """The host name or address at which others reach a server that listens on `host`.
 
     >>> reachable_host("127.0.0.1")
     '127.0.0.1'
@@ -95,8 +95,8 @@ class HubAddress(NamedTuple):
     """Address of a hub, and of a run there.
 
     Args:
-        host: name or IP address, for which the hub has a certificate.
-        port: of its S3 server.
+        host: name or IP address that the hub's certificate covers.
+        port: port of its S3 server.
         secret: the run's token; "" leaves it to the environment variable THINWIRE_TOKEN.
         run: name of a run there; "" leaves it open.
 
@@ -145,7 +145,7 @@ class HubAddress(NamedTuple):
         """The token in the address, or else in the environment.
 
         Raises:
-            ConfigurationError: there is none, or the environment has another one.
+            ConfigurationError: there is none, or the two differ.
         """
         if self.secret and (os.environ.get(TOKEN_VARIABLE) or self.secret) != self.secret:
             raise ConfigurationError(
@@ -156,10 +156,10 @@ class HubAddress(NamedTuple):
         return Token(self.secret) if self.secret else find_token()
 
     def open(self, token: Token, keys: tuple[str, str] | None = None) -> Any:
-        """Open the hub's bucket as a store of obstore, independent of environment variables.
+        """Open the hub's bucket as an obstore store, independent of environment variables.
 
         Args:
-            token: from which the keys and the authority of the hub's certificate are derived.
+            token: the keys and the authority of the hub's certificate are derived from it.
             keys: access key and secret key; default those of the run's workers.
         """
         access_key, secret_key = keys or hub_keys(token)
@@ -176,7 +176,7 @@ class HubAddress(NamedTuple):
             conditional_put="etag",
             client_options={"root_certificate": run_authority(token), **CLIENT},
             retry_config=NO_RETRIES,
-            # In place of keys, to which the environment would add a session token.
+            # In place of plain keys, to which the environment would add a session token.
             credential_provider=lambda: {**credentials, "token": None, "expires_at": None},
         )
 

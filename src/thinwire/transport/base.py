@@ -7,7 +7,7 @@ It returns a function, which runs in the thread that waits for the exchange:
         received = yield to_all(message, rank, workers)
         return lambda: mean_of({rank: message, **received})
 
-A transport runs it. Counting, sealing and faults wrap the generator; no transport knows of them.
+A transport runs it. Counting, sealing and faults wrap the generator, unknown to transports.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundTag:
-    """The name of an exchange, equal on all workers.
+    """The name of an exchange, the same on all workers.
 
     Args:
         what: name of the fragment.
-        round: number among the fragment's exchanges, from 1.
+        round: number of the exchange among the fragment's, from 1.
         anchor: digest of the outer parameters from which the pseudo-gradient was computed.
 
     >>> str(RoundTag(what="the whole model", round=3))
@@ -59,14 +59,14 @@ class Post(NamedTuple):
 
     Args:
         to: payload by receiver. One tensor for several receivers is stored or counted once. The
-            payload of a lone worker is for itself: a store keeps it for later workers. Of several
-            payloads, those for one receiver have equal sizes, whoever sends them.
+            payload of a lone worker is for itself: a store keeps it for later workers. All payloads
+            for one receiver have the same size, whoever sends them.
         take: number of bytes by sender.
         allow_missing: the answer has an empty payload in place of one that is lost, forged or
             damaged. Otherwise that is an error.
-        stand_in: computes the payload of a worker that is lost, from its rank and what it received
-            for the post before this one. A transport that keeps what was posted then gives that
-            payload to all workers, in place of an empty one.
+        stand_in: computes a lost worker's payload from its rank and what it received for the
+            previous post. A transport that keeps what was posted gives that payload to all workers,
+            in place of an empty one.
     """
 
     to: Mapping[int, Tensor]
@@ -83,7 +83,7 @@ class Post(NamedTuple):
         return not others and {first.numel(), *self.take.values()} == {first.numel()}
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> Post:
-        """Apply `change` to every payload; one tensor for several receivers stays one.
+        """Apply `change` to every payload; a tensor shared by receivers stays shared.
 
         >>> import torch
         >>> to_all(torch.tensor([3]), 0, 3).changed(torch.neg).is_to_all(3)
@@ -104,7 +104,7 @@ that it returns runs in the thread that waits."""
 
 
 def to_all(payload: Tensor, rank: int, workers: int, *, allow_missing: bool = False) -> Post:
-    """Post `payload` to every other worker, and take as many bytes from each.
+    """Post `payload` to every other worker, and take the same number of bytes from each.
 
     >>> import torch
     >>> to_all(torch.zeros(5, dtype=torch.uint8), 1, 3).take
@@ -118,16 +118,16 @@ def to_all(payload: Tensor, rank: int, workers: int, *, allow_missing: bool = Fa
 def wrapped(
     posts: Posts[T], carry: Callable[[Post], Generator[Post, Received, Received]]
 ) -> Posts[T]:
-    """An exchange with the posts of another, each replaced by those of `carry`.
+    """The exchange `posts`, with each of its posts replaced by those of `carry`.
 
     Args:
         posts: the exchange, not started.
-        carry: yields posts in place of one, and returns the answer to it.
+        carry: yields posts in place of one post, and returns the answer to that one.
     """
     received: Received | None = None
     while True:
         try:
-            # A generator that has not begun takes None alone.
+            # A generator that has not begun accepts only None.
             post = posts.send(received)  # pyright: ignore[reportArgumentType]
         except StopIteration as end:
             return end.value
@@ -135,11 +135,11 @@ def wrapped(
 
 
 class SharedAnswer(dict[int, Tensor]):
-    """The answer to a post of all workers of one process to all.
+    """The answer to a post that every worker of one process made to all others.
 
     Args:
         received: the answer.
-        made: what one of the workers computed for all of them, by name.
+        made: results that one of the workers computed for all of them, by key.
         lock: held while one of them computes it.
     """
 
@@ -151,8 +151,8 @@ class SharedAnswer(dict[int, Tensor]):
 def attempt(work: Callable[[], T]) -> Callable[[], T]:
     """Do `work` now; return a function that returns its result or raises its error.
 
-    A transport's thread would take the error for a fault of the link, so it is raised where the
-    exchange is waited for.
+    A transport's thread would take the error for a fault of the link, so it is raised in the thread
+    that waits for the exchange.
 
     >>> attempt(lambda: 1 + 1)()
     2
@@ -198,8 +198,8 @@ class RunningExchange(Round[T]):
         posts: the exchange; it runs to its first post at once.
 
     Attributes:
-        post: next to carry; None once the exchange has ended.
-        arrive: called by `wait` first; returns once the exchange has ended or has an error.
+        post: the next post to carry; None once the exchange has ended.
+        arrive: called first by `wait`; returns once the exchange has ended or has an error.
         error: the error that stopped the exchange.
 
     >>> import torch
@@ -223,7 +223,7 @@ class RunningExchange(Round[T]):
     def answer(self, received: Received | None) -> None:
         """Resume with the answer to `post`, up to the next post; None starts the exchange."""
         try:
-            # A generator that has not begun takes None alone.
+            # A generator that has not begun accepts only None.
             self.post = self._posts.send(received)  # pyright: ignore[reportArgumentType]
         except StopIteration as end:
             self.post = None
@@ -234,7 +234,7 @@ class RunningExchange(Round[T]):
         self.arrive()
         if self.error is not None:
             raise self.error
-        # Not kept: it refers to the exchange's state, which others may replace meanwhile.
+        # Not kept: it refers to the exchange's state, which may be replaced meanwhile.
         return self._left.pop()()
 
 
@@ -242,7 +242,7 @@ class Transport(ABC):
     """A connection of one worker to all others.
 
     Workers run the same exchanges in the same order. Do not change a payload before `wait` has
-    returned, nor a received payload at all.
+    returned, and never change a received payload.
     """
 
     rank: int
@@ -253,7 +253,7 @@ class Transport(ABC):
 
     @abstractmethod
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
-        """Start an exchange, which advances during training if the transport can do that.
+        """Start an exchange; it advances during training if the transport can do that.
 
         Args:
             posts: the exchange, not started.
@@ -275,17 +275,17 @@ class Transport(ABC):
         """
 
     added_nbytes: int = 0
-    """Bytes added to every payload that travels; they are counted."""
+    """Bytes that the transport adds to every payload sent; they are counted."""
 
     service_requests: Mapping[str, int] = MappingProxyType({})
     """Requests to a service that charges for them, by kind; empty without one."""
 
     def close(self) -> None:
-        """Leave the others, for good. By default nothing is done."""
+        """Leave the others for good. Does nothing by default."""
 
 
 class WrappedTransport(Transport):
-    """A transport over another one, with its behaviour where a subclass does not change it.
+    """A transport over another one, which it behaves like where a subclass changes nothing.
 
     Args:
         inner: the wrapped transport.

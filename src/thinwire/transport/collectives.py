@@ -1,7 +1,7 @@
 """Exchanges by collectives, over NCCL and every other backend but gloo.
 
-All ranks of a group must issue its collectives in one order. So each transport makes its own group,
-and its progress thread issues all of them, one after the other.
+All ranks of a group must issue its collectives in the same order. So each transport makes its own
+group, and its progress thread issues them one after the other.
 """
 
 import datetime
@@ -27,18 +27,18 @@ def timeout_of(group: dist.ProcessGroup, device: torch.device) -> datetime.timed
 
 
 class Collectives:
-    """One exchange in collectives; it holds a reference to the process group only that long.
+    """One exchange by collectives; it refers to the process group only while it runs.
 
     On a GPU they run on NCCL's stream. The progress thread waits for it on a side stream, so
     training continues, and `sync` orders the stream of the waiting thread after it. The main thread
     must not capture a CUDA graph during an exchange: the progress thread queries events.
 
     Args:
-        group: of one transport.
+        group: process group of one transport only.
         device: cuda for NCCL, else cpu.
 
     Attributes:
-        stream: of the progress thread; None on a CPU.
+        stream: stream of the progress thread; None on a CPU.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -56,16 +56,16 @@ class Collectives:
         return lambda: self._carry(post)
 
     def _carry(self, post: Post) -> Received:
-        """All-gather one payload for all; otherwise an all-to-all, whose parts may be empty.
+        """All-gather one payload for all; for others run an all-to-all, whose parts may be empty.
 
-        With single sends and receives NCCL would open a connection for every two ranks.
+        Single sends and receives would make NCCL open a connection for every pair of ranks.
         """
         group, workers = self._group, self._group.size()
         if post.is_to_all(workers):
             sent = next(iter(post.to.values())).to(self._device).contiguous()
             everyone = sent.new_empty(workers, sent.numel())
             kinds: Any = dist
-            # The newer name is that of torch 2.13, where the older one warns.
+            # The newer name came with torch 2.13, where the older one warns.
             gather = getattr(kinds, "all_gather_single", None) or kinds.all_gather_into_tensor
             self._complete(gather(everyone.view(-1), sent, group=group, async_op=True))
             return {rank: everyone[rank] for rank in post.take}

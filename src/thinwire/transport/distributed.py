@@ -88,14 +88,14 @@ class Distributed(Transport):
     """Every worker is one rank of a process group: gloo, NCCL or any other.
 
     A worker may itself be a group of ranks (DDP, FSDP2): pass the group, or the dimension of the
-    mesh, that joins the same rank of every worker. Without torchrun and without a process group
-    there is one worker.
+    mesh, that joins the same rank of every worker. Without torchrun and without a process group,
+    this is the only worker.
 
-    A thread advances the exchanges in the order in which they were started.
+    A thread runs the exchanges in the order in which they were started.
 
     Args:
-        group: the process group, or one-dimensional device mesh, whose ranks are the workers;
-            default the default group.
+        group: the process group, or one-dimensional device mesh, whose ranks are the workers; by
+            default torch's default group.
 
     Raises:
         ConfigurationError: torchrun started several processes but none joined a process group.
@@ -117,23 +117,23 @@ class Distributed(Transport):
         )
         joined = None if is_alone else self._joined_group()
         self.rank, self.world_size = (0, 1) if joined is None else (joined.rank(), joined.size())
-        # Makes the carrier of an exchange from its number; empty before the first one.
+        # Makes an exchange's carrier from its number; empty before the first exchange.
         self._carriers: list[Callable[[int], GlooMessages | Collectives]] = []
         self._begun = itertools.count(1)
         self._progress = ProgressThread()
-        # Also at the end of the interpreter, which must not find the thread inside a backend.
+        # Also runs at interpreter exit, which must not find the thread inside a backend.
         self._closing = weakref.finalize(self, _end, self._progress, self._carriers)
 
     def _joined_group(self) -> Any:
         return dist.group.WORLD if self._group is None else self._group
 
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
-        """Start an exchange, over gloo in tagged messages, over other backends in collectives.
+        """Start an exchange: by tagged messages over gloo, by collectives over other backends.
 
-        The first exchange connects the ranks, so it waits for all of them. Transports of one group
-        start in the same order on all ranks.
+        The first exchange connects the ranks, so it waits for all of them. All ranks of a group
+        must start their transports in the same order.
 
-        `posts` continues in another thread after its first post, where it must not start exchanges.
+        After its first post, `posts` continues in another thread; there it must start no exchange.
         """
         if self.world_size == 1:
             return in_process(1)[0].run(posts, tag)
@@ -142,7 +142,7 @@ class Distributed(Transport):
         running = RunningExchange(posts)
         if running.post is None:
             return running
-        # In this thread: gloo then sends the first payloads at once.
+        # Start in this thread, so that gloo sends the first payloads at once.
         with naming_failures(tag):
             if not self._carriers:
                 # Not in __init__: some rank may build a transport and never use it.
@@ -151,7 +151,7 @@ class Distributed(Transport):
             first = carrier.start(running.post, 0)
         last: list[Tensor] = []
 
-        # It refers to the transport, which is not garbage collected during the exchange.
+        # It refers to the transport, which keeps that from garbage collection meanwhile.
         def carry() -> None:
             step, stream = 0, carrier.stream
             # Later payloads are computed on this stream, and sent from it.
@@ -177,7 +177,7 @@ class Distributed(Transport):
         self._closing()
 
     def announce(self, card: bytes, tag: RoundTag) -> dict[int, bytes]:
-        """All-gather the cards; their lengths go first, because all payloads have one size."""
+        """All-gather the cards; lengths go first, because all payloads must have one size."""
 
         def gathered(mine: Tensor) -> Posts[dict[int, Tensor]]:
             received = yield to_all(mine, self.rank, self.world_size)
@@ -193,7 +193,7 @@ class Distributed(Transport):
 def _carrier(group: Any) -> Callable[[int], GlooMessages | Collectives]:
     """Make a process group for one transport; all ranks of `group` call this.
 
-    A message that one transport left in flight must not reach another one.
+    A message that one transport left in flight must not reach another transport.
 
     Returns:
         A function that makes the carrier of an exchange from its number.
@@ -250,7 +250,7 @@ def device_of(group: dist.ProcessGroup) -> torch.device:
 class ProgressThread:
     """Runs exchanges one after the other in a daemon thread, which starts with the first.
 
-    All workers start their exchanges in one order, so no two threads wait for each other.
+    All workers start their exchanges in the same order, so no two threads wait for each other.
 
     >>> def one():
     ...     yield from ()
@@ -262,7 +262,7 @@ class ProgressThread:
     >>> thread.close()
 
     Attributes:
-        process: that made this; one that is forked from it does not have the thread.
+        process: id of the process that made this; a process forked from it lacks the thread.
     """
 
     def __init__(self) -> None:
@@ -284,17 +284,17 @@ class ProgressThread:
 
         Args:
             running: the exchange; its `wait` returns once it has ended.
-            tag: of the exchange, for error messages.
+            tag: the exchange's tag, for error messages.
             carry: answers every post; blocks until that is done or the backend times out.
-            abort: makes `carry`, in another thread, raise soon.
+            abort: makes `carry`, which runs in another thread, raise soon.
         """
         ended = threading.Event()
         running.arrive = ended.wait
-        # torch has a number of threads for each thread, and sums may depend on it.
+        # torch's thread count is set per thread, and sums may depend on it.
         threads = torch.get_num_threads()
 
         def task() -> None:
-            # In this order: either close() has `abort`, or this thread sees `_is_closing`.
+            # Set first: either close() then has `abort`, or this thread sees `_is_closing`.
             self._abort = abort
             try:
                 if self._is_closing:
@@ -315,8 +315,8 @@ class ProgressThread:
     def close(self) -> None:
         """End the thread; an exchange in flight fails.
 
-        A thread that is inside a backend when the interpreter exits aborts the process, so call
-        this before. It does nothing in a forked child, which has no exchanges.
+        A thread inside a backend at interpreter exit aborts the process, so call this before. It
+        does nothing in a forked child, which has no exchanges.
         """
         if os.getpid() != self.process:
             return

@@ -2,10 +2,10 @@
 
 gloo matches collectives by the order in which they are issued. If two ranks disagree on the next
 one, a message that is too long for its receiver aborts the process (`gloo::EnforceNotMet` in a
-thread where it cannot be caught), and one that is too short counts as complete. A message whose tag
-has the exchange's number, the kind of post and the number of bytes never reaches a receiver that
-expects another one: both time out. Nor does the order matter in which posts of several exchanges
-are issued.
+thread where it cannot be caught), and one that is too short counts as complete. Here the tag of a
+message holds the exchange's number, the kind of post and the number of bytes, so it never reaches a
+receiver that expects another message: both time out. Nor does it matter in which order the posts of
+several exchanges are issued.
 """
 
 import contextlib
@@ -30,11 +30,11 @@ def gloo_group(
     """Connect a process group over gloo that is independent of the default one.
 
     Args:
-        store: for the rendezvous of its ranks, with no other keys.
-        rank: of this process.
+        store: store for the rendezvous of its ranks, without other keys.
+        rank: this process's rank.
         world_size: number of ranks.
-        host: address of this machine to listen on; default that of torch's own groups.
-        timeout_s: of its messages.
+        host: address of this machine to listen on; default the one torch picks for its groups.
+        timeout_s: timeout of its messages.
 
     Raises:
         RuntimeError: a rank does not connect in time.
@@ -57,11 +57,11 @@ def gloo_group(
 
 
 class GlooMessages:
-    """One exchange in messages; it holds a reference to the process group only that long.
+    """One exchange by messages; it refers to the process group only while it runs.
 
     Args:
         group: a gloo group (torch.distributed.ProcessGroup) that no other transport uses.
-        number: of the exchange.
+        number: the exchange's number.
     """
 
     stream = None
@@ -77,7 +77,7 @@ class GlooMessages:
             return self._carry(post.changed(lambda payload: payload.cpu().contiguous()), step)
         copies = {id(payload): HostCopy(payload) for payload in post.to.values()}
         # The waiting thread sends once the copies have arrived. Messages have tags, so later posts
-        # may be sent before.
+        # may overtake them.
         return lambda: self._carry(post.changed(lambda payload: copies[id(payload)].read()), step)()
 
     def _carry(self, post: Post, step: int) -> Wait:
@@ -88,7 +88,7 @@ class GlooMessages:
         distances = range(1, self._world_size)
         after = [(self._rank + distance) % self._world_size for distance in distances]
         key = (step, "scatter")
-        # With their payloads, which gloo reads until they have left.
+        # Keep the payloads, which gloo reads until they have left.
         works = [(received[p], self._receive(received[p], p, key)) for p in after if p in received]
         works += [(post.to[p], self._send(post.to[p], p, key)) for p in after if p in post.to]
 
@@ -102,8 +102,8 @@ class GlooMessages:
     def abort(self) -> None:
         """Close all connections, which wakes a thread that is blocked in a wait.
 
-        gloo closes them once any message has timed out, so this waits a moment for one that is
-        never sent.
+        gloo closes them once any message times out, so this waits briefly for a message that nobody
+        sends.
         """
         never_sent = torch.empty(1, dtype=torch.uint8)
         for distance in range(1, self._world_size):
@@ -114,10 +114,10 @@ class GlooMessages:
                 )
 
     def _ring(self, payload: Tensor, step: tuple[int, str]) -> Wait:
-        """Send right the own payload, then each one that arrives from the left.
+        """Send this worker's payload to the right, then each one that arrives from the left.
 
-        For two workers that is one message each way. From four on it is faster over a slow link
-        than a message to every worker, where packets of many senders meet at one receiver.
+        For two workers that is one message each way. From four workers on it is faster over a slow
+        link than a message to every worker, where packets of many senders meet at one receiver.
         """
         left, right = (self._rank - 1) % self._world_size, (self._rank + 1) % self._world_size
         # Hop h sends what hop h - 1 received.
@@ -130,7 +130,7 @@ class GlooMessages:
             for row, work in zip(rows[:-1], coming[:-1], strict=True):
                 work.wait()
                 sends.append((row, self._send(row, right, step)))
-            # Sends too: the caller may free the rows, which gloo reads until they have left.
+            # Sends, too: gloo reads the rows until they have left, and the caller may free them.
             for work in (coming[-1], *(work for _, work in sends)):
                 work.wait()
             return dict(zip(senders, rows, strict=True))
@@ -146,8 +146,8 @@ class GlooMessages:
     def _tag(self, nbytes: int, step: tuple[int, str]) -> int:
         """A tag of 30 bits: number 15, step 2, digest 13.
 
-        Tags of up to 32,768 exchanges in flight differ, those of other sizes or kinds almost
-        surely: one worker that gathers must not take the payload of one that swaps.
+        Tags differ between up to 32,768 exchanges in flight, and almost surely between sizes or
+        kinds: a worker that gathers must not take the payload of one that swaps.
         """
         number, kind = step
         digest = zlib.crc32(f"{self._number} {nbytes} {kind}".encode()) & 0x1FFF

@@ -31,7 +31,7 @@ def answers_of(posts: Sequence[Post | None], tag: RoundTag) -> Sequence[dict[int
     A worker whose exchange has ended (None) sends and expects nothing.
 
     Raises:
-        ExchangeError: one expects other payloads than are sent to it.
+        ExchangeError: a worker expects other payloads than it is sent.
 
     >>> import torch
     >>> posts = [Post({1: torch.tensor([7])}, {}), Post({}, {0: 1})]
@@ -99,7 +99,7 @@ class _InProcess(Transport):
         return running
 
     def _carry(self, meeting: _Meeting, tag: RoundTag) -> None:
-        """Run all exchanges of a meeting to their end; the first thread does so for all."""
+        """Run all exchanges of a meeting to their end; the first thread does it for all."""
         with self.arrived:
             self.arrived.wait_for(lambda: len(meeting) == self.world_size, self.timeout_s)
             if missing := [rank for rank in range(self.world_size) if rank not in meeting]:
@@ -130,14 +130,14 @@ def in_process(workers: int, *, timeout_s: float = 0.0) -> list[Transport]:
 
     Args:
         workers: K.
-        timeout_s: seconds that a worker waits for the others; 0 for workers that share a thread
+        timeout_s: how long a worker waits for the others; 0 for workers that share a thread
             (`begin()` on all, then `finish()` on all).
 
     Returns:
         One transport per worker, in rank order.
 
     Raises:
-        ConfigurationError: `workers` below 1 or a negative timeout.
+        ConfigurationError: `workers` is below 1, or the timeout is negative.
 
     >>> [t.rank for t in in_process(3)]
     [0, 1, 2]

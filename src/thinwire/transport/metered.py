@@ -45,14 +45,14 @@ class TransportCounters:
 def up_and_down(sent: float, received: float, *, relayed: bool) -> tuple[float, float]:
     """Bytes up and down a worker's link, from what its transport counted.
 
-    A store, a hub or a server takes a payload once, whoever reads it: up is what was sent. Point to
-    point, what arrives somewhere was sent there, forwarded or not: up is as much as down, in the
-    mean over workers.
+    A store, a hub or a server takes a payload once, however many read it: up is what was sent.
+    Point to point, whatever arrives was sent by some worker, forwarded or not: on average over
+    workers, up equals down.
 
     Args:
         sent: bytes of payloads, each counted once.
         received: bytes of payloads from others.
-        relayed: through a store, a hub or a server.
+        relayed: whether payloads pass through a store, a hub or a server.
 
     >>> up_and_down(100, 300, relayed=True), up_and_down(100, 300, relayed=False)
     ((100, 300), (300, 300))
@@ -61,7 +61,7 @@ def up_and_down(sent: float, received: float, *, relayed: bool) -> tuple[float, 
 
 
 def all_reduce_nbytes(*, workers: int, parameters: int, steps: int) -> int:
-    """Bytes each way of a worker that averages 16-bit gradients in a ring at every step.
+    """Bytes each way of a worker that averages 16-bit gradients by a ring at every step.
 
     2 (K - 1) / K 2 N T, without headers
 
@@ -74,7 +74,7 @@ def all_reduce_nbytes(*, workers: int, parameters: int, steps: int) -> int:
 def times_fewer(
     up: float, down: float, *, workers: int, parameters: int, steps: int
 ) -> float | None:
-    """Bytes both ways of `all_reduce_nbytes` over up + down; None if nothing moved.
+    """`all_reduce_nbytes` both ways, divided by up + down; None if nothing moved.
 
     >>> times_fewer(*up_and_down(100, 300, relayed=True), workers=4, parameters=1000, steps=2)
     30.0
@@ -86,9 +86,9 @@ def times_fewer(
 class Metered(WrappedTransport):
     """A transport that counts the bytes and seconds of another one in `counters`.
 
-    The first post of an exchange is counted at once, and the rest when the worker has waited for
-    it. So a checkpoint with an exchange in flight does not depend on how far it is: a resumed run
-    sends it again from its first post.
+    The first post of an exchange is counted at once, the rest when the worker has waited for the
+    exchange. So a checkpoint does not depend on how far an exchange in flight has got: a resumed
+    run sends it again from its first post.
 
     >>> from thinwire.transport import RoundTag, in_process, to_all
     >>> import torch
@@ -111,17 +111,17 @@ class Metered(WrappedTransport):
         return self._inner.run(self._counted(posts), tag)
 
     def wait(self, round: Round[T]) -> T:
-        """Return the result of an exchange that this has started."""
+        """Return the result of an exchange that `run` started."""
         self._waiting_s, self._in_caller_s = time.perf_counter(), math.inf
         try:
             return round.wait()
         finally:
-            # The exchange's own work in this thread is no waiting.
+            # The exchange's own work in this thread does not count as waiting.
             ended_s = min(self._in_caller_s, time.perf_counter())
             self.counters.wait_s += ended_s - self._waiting_s
 
     def _counted(self, posts: Posts[T]) -> Posts[T]:
-        """The same posts in the same order, with the bytes of each added to the counters."""
+        """The same posts in the same order, with their bytes added to the counters."""
         started_s, rank, added = time.perf_counter(), self.rank, self.added_nbytes
         counters, later = self.counters, TransportCounters()
         current = counters

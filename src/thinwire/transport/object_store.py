@@ -25,18 +25,18 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 
 _PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.02, 1.0, 1.5
-# A request that takes longer has lost its connection, and is sent again.
+# A request that takes longer has lost its connection, and is retried.
 _REQUEST_S, _SLOWEST_BYTES_PER_S = 30.0, 32_000
 _AT_ONCE, _POLLED, _LISTED, _TOGETHER = 16, 4, 1000, 64
 _ADDRESS = re.compile(r"https?://[^/\s]+")
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-# A redirect leads to the bucket's region. A wrong request stays wrong, except with these statuses,
-# and with S3's 400 to one that was sent too slowly.
+# A redirect leads to the bucket's region. A 4xx is final, except with these statuses, and except
+# S3's 400 to a request that was sent too slowly.
 _WRONG = re.compile(
     r"Received redirect|status code: 4(?!04|08|09|12|25|29)\d\d(?!.*<Code>RequestTimeout<)", re.S
 )
 _WARNED_TRIES = 5
-_LARGEST_NBYTES = {"s3": 5 << 30, "az": 5000 << 20}  # of a put, as these services document
+_LARGEST_NBYTES = {"s3": 5 << 30, "az": 5000 << 20}  # largest put, as these services document
 _PART_NBYTES = 64 << 20  # at most 10,000 parts: up to 670 GB
 _WAIT_LONGER = "see that the store can be reached and a hub's token is right, or wait longer"
 
@@ -67,15 +67,15 @@ class ObjectStore:
     """A bucket or folder: s3://, gs://, az://, hub://, file:// or memory://.
 
     No reader sees part of an object. A request that fails for the moment (a lost connection, 5xx,
-    409, no answer) is sent again with growing pauses until the deadline; one that the store refuses
-    is an error at once. So are refused keys, unless the store accepted them before: they may be
-    renewed, or the clock set.
+    409, no answer) is retried with growing pauses until the deadline; one that the store refuses
+    is an error at once. So are refused keys, unless the store accepted them before: then they may
+    yet be renewed, or the clock set.
 
     Args:
-        url: of the bucket, with an optional prefix; or an object store of obstore. The name of a
-            run in the address of a hub is no prefix.
-        options: of the store, in place of environment variables: endpoint, region, ...
-        token: of a hub; default that of its address, or of the environment.
+        url: the bucket's URL, with an optional prefix; or an obstore store. The name of a run in
+            the address of a hub is no prefix.
+        options: options of the store, in place of environment variables: endpoint, region, ...
+        token: a hub's token; default the one in its address, or in the environment.
 
     Raises:
         ConfigurationError: the package obstore is missing, or the URL or an option is unknown.
@@ -103,7 +103,7 @@ class ObjectStore:
         self._was_allowed = False
         self._is_remote = type(self._store).__name__ not in ("LocalStore", "MemoryStore")
         self.requests = ServiceRequests()
-        self._large = dict[str, str]()  # what lies beside names that this process wrote
+        self._large = dict[str, str]()  # endings of large objects, by names that this process wrote
 
     async def put(
         self,
@@ -114,15 +114,15 @@ class ObjectStore:
     ) -> bool:
         """Write an object if its name is free; return False if another one has the name.
 
-        More than the store takes at once is uploaded in parts, as another object, whose name begins
-        with `key`; the object `key` then has that name.
+        More than the store takes at once is uploaded in parts, to another object, whose name begins
+        with `key`; the object `key` then holds that name.
 
         Args:
-            key: of the object.
-            parts: of it, each uint8 [n].
+            key: the object's name.
+            parts: the object's parts, each uint8 [n].
             until_s: deadline, by the clock of the running event loop.
-            is_same: tells if the object of that name equals `parts`: the connection may have been
-                lost after it arrived, or an earlier process wrote it.
+            is_same: tells whether the object of that name equals `parts`: the connection may have
+                been lost after it arrived, or an earlier process wrote it.
 
         Raises:
             ExchangeError: the store refuses it, or is full. ExchangeTimeout: the deadline.
@@ -146,7 +146,7 @@ class ObjectStore:
             try:
                 return is_same(await self._fetch(key))
             except FileNotFoundError:
-                # Some servers answer 409 to both of two that write at once, and take neither.
+                # If two write at once, some servers answer 409 to both, and take neither.
                 raise ConnectionError("the store says that it is there and has none") from None
 
         is_mine = await self._tried(f"write {key}", write, until_s, nbytes=nbytes)
@@ -157,18 +157,18 @@ class ObjectStore:
         return sum(map(len, parts)) > _LARGEST_NBYTES.get(self.url.partition(":")[0], math.inf)
 
     async def _write(self, key: str, parts: Sequence[memoryview], mode: str) -> None:
-        # An upload in parts knows no condition.
+        # An upload in parts takes no condition.
         uploads = {"use_multipart": self._is_large(parts), "chunk_size": _PART_NBYTES}
         await self._obstore.put_async(self._store, key, parts, mode=mode, **uploads)
 
     async def check_put_if_absent(self, key: str, until_s: float) -> None:
-        """Check that the store does not put an object over another one, and delete it.
+        """Check, with a trial object, that the store does not overwrite an object put if absent.
 
         Some servers ignore the condition. Two workers would then both take their object for the one
         that was written first.
 
         Args:
-            key: of an object that no other process writes.
+            key: name of the trial object, which no other process writes.
             until_s: deadline, by the clock of the running event loop.
 
         Raises:
@@ -192,7 +192,7 @@ class ObjectStore:
         """Write an object in place of the one with its name.
 
         Args:
-            key: of the object; only one process may write it.
+            key: the object's name; only one process may write it.
             payload: uint8 [n].
             until_s: deadline, by the clock of the running event loop.
 
@@ -204,12 +204,12 @@ class ObjectStore:
         self.requests.puts += 1
 
     async def sizes(self, prefix: str, until_s: float, *, after: str = "") -> dict[str, int]:
-        """Sizes of objects in bytes by name, in the order of names; up to a thousand per request.
+        """Sizes of objects in bytes by name, sorted by name; each request lists up to a thousand.
 
         Args:
-            prefix: of their names, up to a slash.
+            prefix: prefix of their names, up to a slash.
             until_s: deadline, by the clock of the running event loop.
-            after: the last name that is left out.
+            after: lists only names after this one.
 
         Raises:
             ExchangeError: the store refuses it. ExchangeTimeout: the deadline.
@@ -224,7 +224,7 @@ class ObjectStore:
 
         # A folder does not exist before its first object.
         pages = await self._tried(f"list {prefix}", partial(_or_none, listed), until_s) or []
-        # An empty answer is a request, too.
+        # An empty answer costs a request, too.
         self.requests.lists += max(1, len(pages))
         found = {each["path"]: each["size"] for page in pages for each in page}
         return dict(sorted((k, n) for k, n in found.items() if k > after))
@@ -235,11 +235,11 @@ class ObjectStore:
         """Read an object; None if there is no such object.
 
         Args:
-            key: of the object.
+            key: the object's name.
             until_s: deadline, by the clock of the running event loop.
-            nbytes: about as many as are read.
-            at: the bytes to read, of an object that has them; a shorter one is read whole. None
-                reads all of it.
+            nbytes: about how many bytes are read.
+            at: the bytes to read; an object that ends before them is read whole. None reads all of
+                it.
 
         Raises:
             ExchangeError: the store refuses it. ExchangeTimeout: the deadline.
@@ -259,8 +259,8 @@ class ObjectStore:
                 if bytes(raw[: len(beside)]) != beside:
                     return raw
             except self._errors.BaseError:
-                # A shorter object is an error, and not the same one in every store. Of a longer one
-                # the rest is not read, whatever the error is.
+                # A shorter object is an error, and not the same one in every store. If the object
+                # is long enough, the error is another one: do not read the whole object.
                 if (await self._obstore.head_async(self._store, key))["size"] >= at.stop:
                     raise
         raw = memoryview(await (await self._obstore.get_async(self._store, key)).bytes_async())
@@ -269,7 +269,7 @@ class ObjectStore:
         return raw if at is None or len(raw) < at.stop else raw[at]
 
     async def stamp(self, key: str, until_s: float) -> tuple[str, float] | None:
-        """Tag and time of writing of an object; None if there is no such object.
+        """An object's tag and the time it was written; None if there is no such object.
 
         Returns:
             A tag that changes with the content, and seconds since 1970 by the store's clock.
@@ -297,13 +297,13 @@ class ObjectStore:
         A few requests poll at a time, however many objects are missing. Nothing is listed.
 
         Args:
-            keys: of the objects, by worker.
+            keys: names of the objects, by worker.
             timeout_s: the longest time without a new object.
             nbytes: about the size of each.
             at: the bytes to read, by worker; default all of them.
-            absent_s: observed times until the first object appeared in earlier calls. Polling
-                starts after the shortest; the time of this call is appended.
-            lost: returns those of the missing workers that are lost.
+            absent_s: how long the first object was absent in earlier calls. Polling starts after
+                the shortest time; that of this call is appended.
+            lost: returns the missing workers that are lost.
         """
         missing, found = dict(keys), dict[int, memoryview]()
         began_s, pause_s = now_s(), _PAUSE_S
@@ -337,7 +337,7 @@ class ObjectStore:
     async def delete(self, keys: Sequence[str]) -> bool:
         """Delete objects, if they exist; return False if the store refuses.
 
-        Tried once: no round depends on it.
+        It is tried once: no round depends on it.
         """
         keys = [*keys, *(self._large.pop(key) for key in keys if key in self._large)]
         try:
@@ -369,14 +369,14 @@ class ObjectStore:
             if tries == _WARNED_TRIES:
                 _LOG.warning("still trying to %s in %s: %s", what, self.url, why)
             self.requests.retries += 1
-            # With time left for another request, so that the error has this reason.
+            # Stop early: a last request, cut off by the deadline, would hide this reason.
             if now_s() + 2 * pause_s > until_s:
                 raise ExchangeTimeout(f"{what} in {self.url}", because=why, do=do)
             await asyncio.sleep(pause_s)
             pause_s = min(_LONGEST_PAUSE_S, pause_s * _GROWTH)
 
     def _refuse(self, what: str, error: Exception, tries: int) -> str:
-        """Raise `error` if it does not pass by itself; else return what to do if it stays."""
+        """Raise an error that will not pass by itself; else return what to do if it stays."""
         errors, is_absent = self._errors, isinstance(error, FileNotFoundError)
         # Another process may remove an empty folder as this one makes it, or before a file is in
         # it. The first of these errors is also that of a file in the way, which stays.
@@ -394,14 +394,14 @@ class ObjectStore:
             return _WAIT_LONGER
         else:
             do = "make room or correct the folder's permissions; then start this worker again"
-        # The clock may be set or the keys renewed, so the workers need not end.
+        # The clock may yet be set or the keys renewed, so the workers need not end.
         if is_denied and self._was_allowed:
             return do
         raise ExchangeError(f"{what} in {self.url}", because=_reason_of(error), do=do) from error
 
 
 def _beside(key: str) -> bytes:
-    """The beginning of an object that names a large one beside it; its ending follows."""
+    """The beginning of an object that names a large object beside it, whose ending follows."""
     return f"thinwire object {key}.".encode()
 
 
@@ -421,11 +421,11 @@ def now_s() -> float:
 async def together(*work: Coroutine[Any, Any, Any], at_once: int = _TOGETHER) -> list[Any]:
     """Run `work`, some at a time, and return the results; if one fails, cancel the others.
 
-    A request is a connection, of which a process may have about a thousand.
+    Each request needs a connection, of which a process may have about a thousand.
 
     Args:
-        work: what runs.
-        at_once: how many of them, at most.
+        work: coroutines to run.
+        at_once: how many run at a time, at most.
 
     >>> async def one(): return 1
     >>> async def both(): return await together(one(), one())

@@ -1,4 +1,4 @@
-"""Workers that meet at an address, apart from torchrun's process group."""
+"""Workers that meet at an address, outside torchrun's process group."""
 
 import datetime
 import os
@@ -21,7 +21,7 @@ _GONE = "worker 0, at whose address they meet, or another one is gone"
 
 
 class Rendezvous(WrappedTransport):
-    """K workers over gloo, apart from torch.distributed's default process group.
+    """K workers over gloo, outside torch.distributed's default process group.
 
     That group belongs to the trainer: a worker is one process, or the ranks that torchrun started
     on a node (DDP, FSDP2, tensor parallelism). Each rank of a worker exchanges with the same rank
@@ -32,15 +32,15 @@ class Rendezvous(WrappedTransport):
         address: HOST:PORT of worker 0's first rank; HOST must be an address of its machine.
         worker: this worker's number, from 0.
         workers: K, the same everywhere.
-        rank: of this process in its worker; default that of the default process group, or of
-            torchrun, or 0.
-        ranks: number of ranks of this worker, with the same default.
-        host: address of this machine for the other workers; default the sender's address of packets
+        rank: this process's rank in its worker; default the rank in the default process group, or
+            torchrun's, or 0.
+        ranks: number of ranks of this worker, with defaults from the same places.
+        host: address of this machine for the other workers; default the source address of packets
             to `address`.
-        timeout_s: for all workers to come, and of each message.
+        timeout_s: how long to wait for all workers to come, and for each message.
 
     Raises:
-        ConfigurationError: a number that cannot be, or an address that is not worker 0's.
+        ConfigurationError: a number is out of range, or the address is not worker 0's.
         MismatchError: another worker has this one's number, another K or another number of ranks.
         ExchangeTimeout: a worker is missing; the message names it.
 
@@ -76,7 +76,7 @@ class Rendezvous(WrappedTransport):
             ranks = dist.get_world_size() if is_joined else int(os.environ.get("WORLD_SIZE", "1"))
         until_s = time.monotonic() + timeout_s
         store = _open_store(meeting_host, port, serves=worker == rank == 0, until_s=until_s)
-        self._store = store  # that of worker 0 serves the others
+        self._store = store  # worker 0's store serves the others
         with naming_failures("anything before all have met", hint=_GONE):
             _check_in(store, (worker, rank), workers, ranks, until_s=until_s)
             stores: Any = dist
@@ -115,7 +115,7 @@ def _open_store(host: str, port: int, *, serves: bool, until_s: float) -> Any:
 
 
 def _wait_for(host: str, port: int, until_s: float) -> None:
-    """Wait until something listens there: torch would wait twice as long, and print its stack."""
+    """Wait until something listens there; torch would wait twice as long and print a stack."""
     while True:
         left_s = max(_POLL_S, until_s - time.monotonic())
         try:

@@ -33,20 +33,20 @@ class ReplicatedRanks(WrappedTransport):
 
     Of a payload of n bytes rank j exchanges bytes [j n / S, (j + 1) n / S) with rank j of the other
     workers, and the ranks gather the rest from each other. Answers are those of the wrapped
-    transport, bit for bit, and over it every byte goes once.
+    transport, bit for bit, and each byte crosses it once.
 
     Args:
         inner: joins this rank to the same rank of the other workers.
         group: the process group, or one-dimensional mesh, of this worker's ranks.
 
     Attributes:
-        parts: into how many parts every payload is divided: S.
+        parts: S, the number of parts of every payload.
 
     Raises:
-        ConfigurationError: `group` is no process group that has this rank.
-        ExchangeTimeout: a rank of the group does not build this, within the group's timeout.
-        MismatchError: from `announce`, if the group has ranks of several workers, or the ranks
-            announce different things.
+        ConfigurationError: `group` is no process group with this rank in it.
+        ExchangeTimeout: a rank of the group does not build this within the group's timeout.
+        MismatchError: from `announce`, if the group has ranks of several workers, or its ranks hold
+            different parameters.
     """
 
     def __init__(self, inner: Transport, group: Any) -> None:
@@ -101,7 +101,7 @@ class ReplicatedRanks(WrappedTransport):
         return self._inner.announce(card, tag)
 
     def _divided(self, post: Post, tag: RoundTag) -> Generator[Post, Received, Received]:
-        (numel,) = set(post.take.values()) or {0}  # a worker's ranks gather parts of one size
+        (numel,) = set(post.take.values()) or {0}  # all senders' payloads have one size
         sizes = self._sizes(numel)
         take = dict.fromkeys(post.take, sizes[self._index])
         mine = post.changed(lambda p: p.split(self._sizes(p.numel()))[self._index])

@@ -31,19 +31,19 @@ _TO_ALL = -1
 
 
 class Sealed(WrappedTransport):
-    """A transport that seals every payload with AES-256-GCM, by a key of the run's token.
+    """A transport that seals every payload with AES-256-GCM, with a key from the run's token.
 
     A payload is bound to its place: exchange, kind and number of the post in it, K, sender, and
-    receiver. One that was changed, cut, sealed with another token, or taken from another place does
-    not open, which is an error. Answers, and so digests, are those of the wrapped transport.
+    receiver. A payload that was changed, cut, sealed with another token, or taken from another
+    place does not open, which is an error. Answers, and so digests, are the wrapped transport's.
 
     All workers wrap their transport, or none does; `Elastic` takes the token itself. Each payload
-    is 28 bytes longer. Sizes and times are visible. There is no forward secrecy: a token that leaks
-    later opens recorded payloads.
+    is 28 bytes longer. Sizes and times stay visible. There is no forward secrecy: a token that
+    leaks later opens recorded payloads.
 
     Args:
         inner: carries the sealed payloads.
-        token: of the run, the same on all workers.
+        token: the run's token, the same on all workers.
         run: name of the run, the same on all workers. Payloads of one run open in another with the
             same token and name.
 
@@ -99,7 +99,7 @@ class Sealed(WrappedTransport):
         return cards
 
     def _place(self, tag: RoundTag, number: int, kind: str, sender: int, to: int) -> bytes:
-        # Without the anchor: the message's header shows that workers have drifted.
+        # Leaves out the anchor: the message's header shows if workers have drifted.
         return place_of(tag.what, tag.round, number, kind, self.world_size, sender, to)
 
 
@@ -107,7 +107,7 @@ def sealed_by_default(transport: Transport) -> Transport:
     """Seal `transport` if the environment variable THINWIRE_TOKEN is set and K is above 1.
 
     Raises:
-        ConfigurationError: as `Sealed`.
+        ConfigurationError: as for `Sealed`.
     """
     if transport.world_size == 1 or not os.environ.get(TOKEN_VARIABLE):
         return transport
@@ -115,10 +115,10 @@ def sealed_by_default(transport: Transport) -> Transport:
 
 
 def must_open(payload: Tensor | None, tag: RoundTag, worker: int) -> Tensor:
-    """What `worker` sent, opened.
+    """Return the opened payload of `worker`.
 
     Raises:
-        ExchangeError: `payload` is None: it did not open.
+        ExchangeError: `payload` is None, because it did not open.
     """
     if payload is None:
         raise ExchangeError(

@@ -18,17 +18,17 @@ from thinwire.transport.base import bytes_tensor as bytes_tensor
 from thinwire.transport.object_store import ObjectStore
 
 _LONGEST_NAME, _MARK_DIGITS = 24, 32
-_READS = 6  # of an object that does not open: a read may be damaged, and the object sound
+_READS = 6  # tries to open an object: a read may be damaged though the object is sound
 
 
 class SealedObjects:
     """Objects that open only under the name that they were written to.
 
     Args:
-        store: of the objects.
-        token: of the run; None leaves payloads unsealed.
+        store: where the objects are.
+        token: the run's token; None leaves payloads unsealed.
         run: name of the run.
-        workers: K if it is fixed, to which payloads are bound; else 0.
+        workers: K if it is fixed, which payloads are bound to; else 0.
 
     >>> import asyncio
     >>> from thinwire.transport.object_store import ObjectStore, now_s
@@ -56,7 +56,7 @@ class SealedObjects:
         return 0 if self._sealer is None else SEAL_NBYTES
 
     async def put(self, key: str, payload: Tensor, until_s: float) -> bool:
-        """Write `payload` (uint8 [n], on the CPU); return False if the name has another one.
+        """Write `payload` (uint8 [n], on the CPU); return False if another has the name.
 
         Raises:
             ExchangeError: the store refuses it. ExchangeTimeout: the deadline.
@@ -69,7 +69,7 @@ class SealedObjects:
         def is_same(there: memoryview) -> bool:
             for name, payload in parts.items():
                 end = payload.nbytes + self.added_nbytes
-                # Not the sealed bytes, in which a nonce differs.
+                # Compare opened payloads: sealed bytes differ by a nonce.
                 found, there = self.opened(there[:end], name), there[end:]
                 if found is None or not torch.equal(found, payload):
                     return False
@@ -95,11 +95,11 @@ class SealedObjects:
         """Read the payload of `key`; None if there is no object, empty if it does not open.
 
         Args:
-            key: of the object.
+            key: the object's name.
             until_s: deadline, by the clock of the running event loop.
-            nbytes: about as many as are read.
-            name: that the payload opens under; default `key`.
-            at: the bytes of the object that it has; default all of them.
+            nbytes: about how many bytes are read.
+            name: the name that the payload opens under; default `key`.
+            at: the payload's bytes in the object; default all of them.
             is_sound: false if a payload that opens has to be read again.
 
         Raises:
@@ -113,14 +113,14 @@ class SealedObjects:
         return torch.empty(0, dtype=torch.uint8)
 
     def mark(self, key: str, text: str) -> str:
-        """Ending for the name of object `key` that tells whether it says `text`.
+        """Suffix for the name of object `key` that tells whether the object says `text`.
 
-        HMAC-SHA-256 of both: with a token nobody else can make it, or tell what is said.
+        HMAC-SHA-256 of both: with a token, nobody else can make it or tell what is said.
         """
         return hmac.digest(self._name_key, place_of(key, text), "sha256").hex()[:_MARK_DIGITS]
 
     def free_memory(self) -> None:
-        """Give up the memory of payloads that were read: more than usual, after a long absence."""
+        """Free the memory of payloads that were read, which is large after a long absence."""
         self._buffers.clear()
 
     def opened(self, raw: memoryview, key: str) -> Tensor | None:
@@ -142,7 +142,7 @@ class SealedObjects:
 
 @cache
 def name_part(what: str) -> str:
-    """`what` as a part of a name: readable, and another one for every other `what`.
+    """`what` as part of a name: readable, and different for every `what`.
 
     >>> name_part("fragment 0"), name_part("größe")
     ('fragment-0', 'gr--e-d353a267')
