@@ -13,10 +13,10 @@ class AsyncOptions:
     Args:
         dynamic_steps: give a slow worker fewer inner steps (`dynamic_steps`); otherwise all
             workers take H.
-        grace_s: seconds after an arrival in which others are waited for, so that all of them
-            start again from the same theta; 0 waits for none.
-        lost_after_s: seconds without an answer after which the steps given to a worker are given
-            to others, too; a late answer still counts.
+        grace_s: seconds to wait for other arrivals after one, so that all of these workers start
+            again from the same theta; 0 waits for none.
+        lost_after_s: seconds without an answer after which a worker's steps are also given to
+            others; a late answer still counts.
 
     Raises:
         ConfigurationError: a time is negative or not a number.
@@ -41,7 +41,7 @@ def dynamic_steps(sync_every: int, speed: float, fastest: float) -> int:
 
     Args:
         sync_every: H, inner steps of the fastest worker.
-        speed: v_w, inner steps a second of this one.
+        speed: v_w, this worker's inner steps per second.
         fastest: max_j v_j.
 
     Source: dynamic local updates, Asynchronous Local-SGD (arXiv 2401.09135). Differs:
@@ -56,14 +56,14 @@ def dynamic_steps(sync_every: int, speed: float, fastest: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Train so many inner steps from theta.
+    """How many inner steps to train from theta.
 
     Args:
         round: number of the exchange that the answer belongs to, from 1; theta has taken one outer
-            step less.
+            step fewer.
         anchor: digest of theta, 8 bytes.
         steps: H_w.
-        steps_done: inner steps of all workers that are in theta, for the learning-rate schedule.
+        steps_done: inner steps of all workers in theta so far, for the learning-rate schedule.
     """
 
     round: int
@@ -78,13 +78,13 @@ class AsyncStats:
 
     Args:
         arrivals: pseudo-gradients applied, each an outer step.
-        steps_done: inner steps that are in theta, of all workers.
-        steps_of: of them, those of each worker.
-        staleness_counts: how many arrivals had which staleness: outer steps between the theta that
-            a worker started from and its arrival.
-        refused: messages that were not applied, by the name of the reason.
-        received_bytes: of messages from workers, refused ones included.
-        sent_bytes: of messages with theta, to workers.
+        steps_done: inner steps of all workers that are in theta.
+        steps_of: inner steps of each worker that are in theta.
+        staleness_counts: arrivals by staleness: outer steps between the theta that a worker started
+            from and its arrival.
+        refused: number of messages that were not applied, by reason.
+        received_bytes: size of messages from workers, refused ones included.
+        sent_bytes: size of messages with theta to workers.
     """
 
     arrivals: int = 0
@@ -97,10 +97,10 @@ class AsyncStats:
 
     @property
     def mean_staleness(self) -> float:
-        """Mean over arrivals; 0 before the first."""
+        """Mean staleness over arrivals; 0 before the first."""
         return sum(s * n for s, n in self.staleness_counts.items()) / max(1, self.arrivals)
 
     @property
     def largest_staleness(self) -> int:
-        """The most that an arrival had; 0 before the first."""
+        """Largest staleness of an arrival; 0 before the first."""
         return max(self.staleness_counts, default=0)

@@ -1,4 +1,4 @@
-"""The whole model as one vector, laid out alike by a server and its workers."""
+"""The whole model as one vector, which a server and its workers lay out alike."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,21 +25,21 @@ from thinwire.version import __version__
 
 
 class ModelVector:
-    """Where the model's parameters lie in the vector that travels, and what reads messages of it.
+    """Layout of the model's parameters in the vector that is sent, and reader of its messages.
 
     Args:
-        method: what server and workers have in common.
+        method: the method of server and workers.
         live: the weights of one of them.
         storage: where its states rest.
-        facts: what else they have in common, as texts.
+        facts: what else server and workers must have in common, as texts.
 
     Attributes:
-        names: of the parameters, in the order of the vector.
-        anchor_nbytes: of theta.
-        delta_nbytes: of a message with a pseudo-gradient.
+        names: names of the parameters, in the order of the vector.
+        anchor_nbytes: size of theta.
+        delta_nbytes: size of a message with a pseudo-gradient.
 
     Raises:
-        ConfigurationError: the method cannot be run asynchronously; says which slot and why.
+        ConfigurationError: the method cannot run asynchronously; the error names the slot.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ModelVector:
         return {**self._facts, **described, "thinwire version": __version__}
 
     def outer_state(self, workers: int) -> OuterState:
-        """A fresh outer state for a server of so many workers."""
+        """A fresh outer state for a server of this many workers."""
         return self._builder.outer_state(self._fragment, workers)
 
     def exchange_state(self, rank: int) -> ExchangeState:
@@ -77,7 +77,7 @@ class ModelVector:
 
     @torch.no_grad()
     def open_delta(self, message: Tensor, origin: Header) -> StreamedVector | Rejection:
-        """What the aggregate makes of one message, [numel], or why it cannot be used."""
+        """The aggregate of one message alone, [numel], or why the message cannot be used."""
         sender, numel, codec = origin.sender, self._layout.numel, self._codec.id
         expected = Header(0, Kind.WHOLE, 0, origin.round, sender, numel, origin.anchor, codec)
         rejection = examine(message, expected, body_nbytes=self._codec.nbytes)

@@ -1,14 +1,14 @@
-"""An asynchronous run in an object store: server and workers write objects, nobody listens.
+"""An asynchronous run in an object store: server and workers write objects; nobody listens.
 
     RUN/about                      what workers must have in common with the server, written once
     RUN/arrival/WORKER/PROCESS-N   request N of a worker's process: a pseudo-gradient, or nothing
     RUN/answer/WORKER/PROCESS-N    the next assignment, or why the pseudo-gradient was refused
-    RUN/theta/VERSION              theta for all who start from it
+    RUN/theta/VERSION              theta, for all workers that start from it
     RUN/status                     progress of the run; replaced at least every 10 s
 
 A request is handled once. The server writes its checkpoint before it answers, and the checkpoint
-has each worker's last request and answer: a server that was killed answers again what it had
-decided, and a worker that sends a request again finds its answer.
+has each worker's last request and answer. So a restarted server repeats the answers that it had
+decided on, and a worker that repeats a request finds its answer.
 """
 
 import asyncio
@@ -42,13 +42,13 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 
 _PAUSE_S, _LONGEST_PAUSE_S, _GROWTH, _BEAT_S = 0.02, 1.0, 1.5, 10.0
-_STORE_PATIENCE_S = 600.0  # in which the store may fail before the server ends
-_TRIES = 3  # of what was damaged
-# Before a pseudo-gradient: the worker's inner steps a second, 0 if unknown, its mean loss, and the
-# seconds that it has waited.
+_STORE_PATIENCE_S = 600.0  # how long the store may fail before the server ends
+_TRIES = 3  # to get a message or theta through undamaged
+# Precedes a pseudo-gradient: the worker's inner steps per second, 0 if unknown, its mean loss, and
+# the seconds that it has waited.
 _HEAD = struct.Struct("<ddd")
 _REQUEST = re.compile(r".*/arrival/(\d{5})/([0-9a-f]{16})-(\d{8})(\.[0-9a-f]{16})?")
-# A damaged message is sent again; one that is not finite ends its worker.
+# The worker sends a damaged message again; a message that is not finite ends it.
 _WITHOUT_WORK = (RejectReason.DAMAGED, RejectReason.NOT_FINITE)
 
 
@@ -65,13 +65,13 @@ class WorkerState(msgspec.Struct):
     Args:
         arrived_s: when its last request was handled, in seconds since 1970 by the server's clock.
         assigned: inner steps that it was given then; 0 if none.
-        loss: mean of its last assignment; None before the first.
-        wait_s: that its process stood still for theta.
+        loss: mean loss of its last assignment; None before the first.
+        wait_s: seconds that its process has waited for theta.
         request: name of its newest request, which waits for an answer while all steps are under
             way, or in a grace period.
-        rejection: why the message of that was refused.
+        rejection: why the message in that request was refused.
         answered: name of the last request that was answered.
-        answer: the answer to that.
+        answer: the answer to that request.
     """
 
     arrived_s: float = 0.0
@@ -88,11 +88,11 @@ class AsyncRunStatus(msgspec.Struct):
     """Progress of an asynchronous run.
 
     Args:
-        server: who wrote it.
-        total_steps: inner steps of all workers after which it is finished; None: no end.
+        server: random name of the server that wrote it.
+        total_steps: inner steps of all workers after which the run is finished; None for no end.
         stats: arrivals, staleness, refusals and bytes.
-        workers: those that have asked for work, by number.
-        written_s: in seconds since 1970 by the server's clock.
+        workers: workers that have asked for work, by number.
+        written_s: when it was written, in seconds since 1970 by the server's clock.
         is_finished: whether all steps are in theta.
     """
 
@@ -107,7 +107,7 @@ class AsyncRunStatus(msgspec.Struct):
 def read_status(
     store: str | ObjectStore, *, run: str, token: Token | None
 ) -> AsyncRunStatus | None:
-    """Progress of asynchronous run `run`; None if there is none of that name.
+    """Progress of asynchronous run `run`; None if there is no run of that name.
 
     Raises:
         MismatchError: it was written with another token. ExchangeError: the store cannot be read.
@@ -144,18 +144,18 @@ class AsyncStoreServer:
     """Serves an asynchronous run in an object store, until all of its steps are in theta.
 
     Args:
-        server: of the run.
+        server: the run's server state.
         store: URL of the store, as `ObjectStore` takes it, or the store itself.
         run: name of the run there.
-        token: of the run; None: what is written is not sealed.
+        token: the run's token; None seals nothing.
         log: called with a line when a worker joins or is refused.
 
     Attributes:
         status: progress of the run.
 
     Raises:
-        ConfigurationError: the run could wait for a dead worker without a limit, or cannot be
-            called so.
+        ConfigurationError: the run could wait for a dead worker without a limit, or its name is
+            invalid.
     """
 
     def __init__(
@@ -184,14 +184,14 @@ class AsyncStoreServer:
             save: writes a checkpoint of `state_dict()`; called before each answer.
 
         Raises:
-            MismatchError: what is in the store is of another run.
+            MismatchError: the objects in the store belong to another run.
             ExchangeError: the store refuses a request, or failed for too long.
         """
         run_to_end(self._run(save))
 
     async def _run(self, save: Callable[[], object]) -> None:
         objects, server, pause_s = self._objects, self._server, _PAUSE_S
-        self._writing = asyncio.Lock()  # of this event loop: a server may run again
+        self._writing = asyncio.Lock()  # made here, for this event loop: a server may run again
         save()  # before `about`, which names what only the checkpoint knows
         own = {"workers": str(server.workers), "writer": self.status.server}
         await objects.check_description(server.describe() | own, "server", objects.until_s())
@@ -212,7 +212,7 @@ class AsyncStoreServer:
             beating.cancel()
 
     async def _beat(self) -> None:
-        """Write the status now and then, however long a request or theta takes over the link."""
+        """Write the status regularly, however long a request or theta takes over the link."""
         while True:
             await asyncio.sleep(_BEAT_S)
             try:
@@ -221,7 +221,7 @@ class AsyncStoreServer:
                 _LOG.info("workers may take this server for lost: %s", error)
 
     async def _put_again(self) -> None:
-        """Write what a server that was killed may not have written: theta, and answers."""
+        """Write theta and the answers that a killed server may have left unwritten."""
         objects = self._objects
         listed = await objects.store.sizes(f"{objects.run}/theta/", objects.until_s())
         self._thetas = {int(key.rpartition("/")[2]) for key in listed}
@@ -257,7 +257,7 @@ class AsyncStoreServer:
         """Receive new messages.
 
         Returns:
-            answers that need no work, by request, and keys of objects to delete.
+            Answers that need no new assignment, by request, and keys of objects to delete.
         """
         objects, server, workers = self._objects, self._server, self.status.workers
         answers, unwanted = dict[str, bytes](), list[str]()
@@ -270,7 +270,7 @@ class AsyncStoreServer:
                 unwanted.append(key)
                 continue
             state, is_new = workers.setdefault(worker, WorkerState()), int(found[3]) == 1
-            if found[4]:  # a large one lies beside its name
+            if found[4]:  # a large object beside the request
                 unwanted += [key] if key.removesuffix(found[4]) == state.answered else []
             elif key == state.answered:
                 answers[key] = state.answer  # its worker was restarted
@@ -294,14 +294,14 @@ class AsyncStoreServer:
             speed, loss, wait_s = _HEAD.unpack(payload[: _HEAD.size].numpy().tobytes())
             if 0 < speed < math.inf and math.isfinite(loss) and math.isfinite(wait_s):
                 server.speeds[worker], state.loss, state.wait_s = speed, loss, wait_s
-        if payload.numel() != _HEAD.size:  # else it has nothing to send, and asks for work
+        if payload.numel() != _HEAD.size:  # else it sends nothing and only asks for work
             rejection = server.receive(payload[_HEAD.size :], now_s=now_s())
         if rejection is not None:
             self._log(f"refused a message of worker {worker}: {rejection}")
         state.request, state.rejection = key, rejection
 
     def _answer(self, worker: int, state: WorkerState) -> _Answer | None:
-        """The answer to a worker's request; None if there is nothing to do for it yet."""
+        """The answer to a worker's request; None if there is no work for it yet."""
         rejection = state.rejection
         if rejection is not None and rejection.reason in _WITHOUT_WORK:
             return _Answer(rejection)
@@ -319,13 +319,13 @@ class AsyncStoreServer:
         server, objects = self._server, self._objects
         self._thetas.add(server.version)
         key = _theta_key(objects, server.version)
-        # Not if absent: one that was damaged is healed by a restart of the server.
+        # Overwrites, so that a restart of the server repairs a damaged theta.
         until_s = objects.until_s(server.theta_message.nbytes)
         await objects.sealed.replace(key, server.theta_message, until_s)
 
     async def _put_status(self) -> None:
         objects = self._objects
-        async with self._writing:  # or an older one may end up in place of a newer one
+        async with self._writing:  # else an older status may replace a newer one
             self.status.written_s = time.time()
             status = msgspec.json.encode(self.status)
             await objects.replace(f"{objects.run}/status", status, objects.until_s())
@@ -340,7 +340,7 @@ class AsyncStoreServer:
         """Continue from `state`, in another process or on another machine.
 
         Raises:
-            MismatchError: it is of another run.
+            MismatchError: `state` is from another run.
         """
         self._server.load_state_dict(state["server"], now_s=run_to_end(_time()))
         self.status = msgspec.json.decode(state["status"], type=AsyncRunStatus)
@@ -351,14 +351,14 @@ class AsyncStoreWorker:
     """A worker of an asynchronous run in an object store.
 
     Args:
-        worker: whose assignments and messages it carries.
+        worker: the worker state, whose assignments and messages it carries.
         store: URL of the store, as `ObjectStore` takes it, or the store itself.
         run: name of the run there.
-        token: of the run; None: what is written is not sealed.
-        patience_s: seconds without a sign of life of the server after which an error is raised.
+        token: the run's token; None seals nothing.
+        patience_s: seconds without a sign of life from the server before an error is raised.
 
     Attributes:
-        number: of the request that is to be answered, from 1.
+        number: number of the request that awaits an answer, from 1.
     """
 
     def __init__(
@@ -385,9 +385,9 @@ class AsyncStoreWorker:
                 before each message is sent.
 
         Raises:
-            MismatchError: the server is of another run; names the field that differs.
+            MismatchError: the server runs something else; the error names the field that differs.
             ExchangeError: the server is silent for too long, or another process has taken this
-                worker's place. NonFiniteError: the server found a message not finite.
+                worker's place. NonFiniteError: the server refused a message that is not finite.
         """
         run_to_end(self._run(train, save))
 
@@ -437,7 +437,7 @@ class AsyncStoreWorker:
             if answer is None or answer.is_finished:
                 return None
             if answer.is_replaced and self.number == 1:
-                # The request of a process that died was read after this one.
+                # The server read a dead process's request after this one.
                 self._process, why = secrets.token_hex(8), "another process asked for work"
                 continue
             check(
@@ -491,7 +491,7 @@ class AsyncStoreWorker:
     # -- checkpoints -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The request that is to be answered."""
+        """The request that awaits an answer."""
         return {"process": self._process, "number": self.number, "request": self._request}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -21,36 +21,36 @@ from thinwire.storage import choose_storage
 
 
 class AsyncServer:
-    """Holds theta and the outer optimizer, hands out theta, and steps once for every arrival.
+    """Holds theta and the outer optimizer, hands out theta, and steps once per arrival.
 
         on arrival of g from worker w:  theta = OuterOpt(theta, g)
         worker w fetches theta and takes H_w inner steps:  g = theta_start - theta_w
 
     It reads no clock and knows no network: `now_s` is an argument, of any clock that does not go
-    back. What is damaged, not finite, or started from a theta that this server did not give to its
-    sender is refused by name and leaves no trace but a count.
+    back. A message that is damaged, not finite, or started from a theta that this server did not
+    give to its sender is refused with a reason and leaves no trace but a count.
 
     Args:
-        model: theta to begin with; afterwards it holds theta.
-        method: as the workers have it; `outer` steps for every arrival.
-        workers: K, whose numbers are 0 to K-1.
+        model: its weights are the first theta; afterwards it holds theta.
+        method: the workers' method; `outer` steps once per arrival.
+        workers: K; workers are numbered from 0 to K-1.
         total_steps: inner steps of all workers together, after which the run is finished; None for
             a run without an end.
         options: how workers of different speeds are treated.
-        facts: what else workers must have in common with it, such as the data, as texts.
+        facts: what else the workers must share with it, such as the data, as texts.
         outer_device: where theta and the outer optimizer rest between arrivals; "cpu" is the host's
             memory, None the model's device.
 
     Attributes:
-        message_nbytes: of a worker's message.
-        theta_message: theta as workers take it: the bytes of its fp32 numbers, uint8.
-        speeds: inner steps a second of each worker that is known; set by the caller.
+        message_nbytes: size of a worker's message.
+        theta_message: theta as workers receive it: the bytes of its fp32 numbers, uint8.
+        speeds: inner steps per second of each worker, where known; set by the caller.
         stats: arrivals, staleness, refusals and bytes so far.
-        restart_s: when workers whose answers have arrived may start again; minus infinity before
-            any.
+        restart_s: when workers whose messages have arrived may start again; minus infinity before
+            the first.
 
     Raises:
-        ConfigurationError: the method cannot be run asynchronously.
+        ConfigurationError: the method cannot run asynchronously.
 
     Source: Asynchronous Local-SGD (arXiv 2401.09135).
 
@@ -80,7 +80,7 @@ class AsyncServer:
         self.message_nbytes = self._vector.delta_nbytes
         self._outer = self._vector.outer_state(workers)
         self.stats = AsyncStats(steps_of=dict.fromkeys(range(workers), 0))
-        # Of each worker what it has not answered yet, and when it was given.
+        # By worker: the assignment that it has not answered yet, and when it was given.
         self._given: dict[int, tuple[Assignment, float]] = {}
         self.speeds: dict[int, float] = {}
         self.restart_s = -math.inf
@@ -93,13 +93,13 @@ class AsyncServer:
     # -- handing out theta -------------------------------------------------------------------------
 
     def assign(self, worker: int, *, now_s: float) -> Assignment | None:
-        """What worker `worker`, which has nothing to do, is to do next, from `theta_message`.
+        """The next assignment of idle worker `worker`, which starts from `theta_message`.
 
-        An assignment that it had not answered is void: a worker that was restarted goes on from the
-        present theta.
+        An assignment that the worker has not answered becomes void: a restarted worker goes on from
+        the current theta.
 
         Returns:
-            None if there is nothing to do: for now, or because the run is finished.
+            None if there is nothing to do, for now or because the run is finished.
         """
         if self.is_finished or now_s < self.restart_s:
             return None
@@ -125,7 +125,7 @@ class AsyncServer:
 
     @property
     def versions_in_use(self) -> set[int]:
-        """Versions of theta from which assignments start that have not been answered."""
+        """Versions of theta that unanswered assignments start from."""
         return {assignment.round - 1 for assignment, _ in self._given.values()}
 
     @property
@@ -136,14 +136,14 @@ class AsyncServer:
     # -- arrivals ----------------------------------------------------------------------------------
 
     def receive(self, message: Tensor, *, now_s: float) -> Rejection | None:
-        """Take the outer step of a worker's pseudo-gradient, or refuse it; nothing is raised.
+        """Take the outer step of a worker's pseudo-gradient, or refuse it; never raises.
 
         Args:
             message: uint8, as `AsyncWorker.finish` made it.
             now_s: the time.
 
         Returns:
-            why it was not applied; None if it was.
+            Why it was not applied; None if it was.
         """
         self.stats.received_bytes += message.numel()
         rejection = self._take(message, now_s)
@@ -177,7 +177,7 @@ class AsyncServer:
         self._prepare_theta()
         if now_s > self.restart_s:
             self.restart_s = now_s + self.options.grace_s
-        if not self._given:  # all workers have answered: no other is waited for
+        if not self._given:  # all workers have answered, so there is none to wait for
             self.restart_s = min(self.restart_s, now_s)
         return None
 
@@ -199,7 +199,7 @@ class AsyncServer:
     # -- checkpoints -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything to go on bit for bit: plain tensors, numbers and texts.
+        """Everything needed to continue bit for bit: plain tensors, numbers and texts.
 
         The tensors share memory with the server: save them before the next arrival.
         """
@@ -216,16 +216,16 @@ class AsyncServer:
     def load_state_dict(self, state: Mapping[str, Any], *, now_s: float | None = None) -> None:
         """Continue from `state`.
 
-        What workers were given before still counts when it arrives. What they were given after
-        `state` was saved is refused, for this server does not know it; they fetch theta and go on.
+        Answers to assignments in `state` still count when they arrive. Answers to later ones are
+        refused, because this server does not know them; their workers fetch theta and go on.
 
         Args:
-            state: of a server of the same run.
-            now_s: the time, where the clock is another one than that of `state`, such as that of
-                another process.
+            state: state of a server of the same run.
+            now_s: the time, if the clock is not the one that `state` was saved by, as in another
+                process.
 
         Raises:
-            MismatchError: it is of another run.
+            MismatchError: `state` is from another run.
         """
         check_same_run(state["run"], self.describe())
         self._outer.load_state_dict(state["outer"])

@@ -1,4 +1,4 @@
-"""A server and its workers in one process, by a virtual clock: workers have speeds."""
+"""A server and workers of given speeds in one process, by a virtual clock."""
 
 import heapq
 import math
@@ -17,14 +17,14 @@ class Simulation:
     """Runs a server and its workers by a virtual clock, event by event.
 
     Worker w fetches theta, takes H_w steps in H_w / v_w virtual seconds, and its message arrives at
-    once; arrivals at the same moment are applied in rank order. All that is computed is computed
-    really, one task after the other, so runs are deterministic.
+    once; arrivals at the same moment are applied in rank order. All computation is real and runs
+    one task after the other, so runs are deterministic.
 
     Args:
-        server: of the run; its `total_steps` ends it.
-        workers: all K, in rank order.
-        speeds: v_w, virtual inner steps a second of each worker.
-        train: takes `assignment.steps` inner steps of worker `rank`, called with both.
+        server: the run's server; its `total_steps` ends the run.
+        workers: all K workers, in rank order.
+        speeds: v_w, virtual inner steps per second of each worker.
+        train: called with a rank and an assignment; takes `assignment.steps` inner steps.
 
     Attributes:
         now_s: the virtual time.
@@ -47,20 +47,20 @@ class Simulation:
             do="pass one worker and one speed for each worker of the server",
         )
         self.server, self._workers, self._speeds = server, workers, speeds
-        # Before the first assignment, which would else not know who is fastest.
+        # Before the first assignment, which must know the fastest worker.
         server.speeds |= dict(enumerate(speeds))
         self._train, self.now_s = train, 0.0
-        # What is computed already and arrives later: the earliest first, of equals the lowest rank.
+        # Messages computed already that arrive later: the earliest first, then the lowest rank.
         self._travelling: list[tuple[float, int, Tensor]] = []
         self._idle = list(range(server.workers))
 
     def advance(self) -> list[int]:
-        """Go on to the next arrival, and to those within the server's grace of it.
+        """Advance to the next arrival, and to those within the server's grace period after it.
 
         Returns:
-            the ranks of workers whose messages were applied, in that order; [] at the end.
+            Ranks of the workers whose messages arrived, in that order; [] at the end.
         """
-        # None is assigned where all steps are under way: those that are refused are given again.
+        # While all steps are under way none are left to assign; refused ones are assigned again.
         self._idle = [rank for rank in self._idle if not self._begin(rank)]
         arrived: list[int] = []
         while self._travelling and (not arrived or self._travelling[0][0] <= self.server.restart_s):
@@ -73,7 +73,7 @@ class Simulation:
         return arrived
 
     def _begin(self, rank: int) -> bool:
-        """Let worker `rank` train what it is assigned, if anything."""
+        """Let worker `rank` train its next assignment; returns whether there was one."""
         assignment, worker = self.server.assign(rank, now_s=self.now_s), self._workers[rank]
         if assignment is not None:
             worker.start(assignment, self.server.theta_message)
@@ -85,7 +85,7 @@ class Simulation:
     # -- checkpoints -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The clock and what travels; server, workers and what they train are saved beside it."""
+        """The clock and messages under way; save server, workers and what they train beside it."""
         return {"now_s": self.now_s, "travelling": self._travelling, "idle": self._idle}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -20,26 +20,26 @@ from thinwire.transport import RoundTag
 
 
 class AsyncWorker:
-    """Takes theta into the model, and makes a message of what training moved it by.
+    """Loads theta into the model, and makes a message of how far training moved it.
 
     The inner optimizer and its state are the caller's and stay with the worker. Between `start`
     and `finish` the caller trains `assignment.steps` inner steps.
 
     Args:
-        model: trained by this worker.
-        optimizer: what steps it, or a list of optimizers.
-        method: as the server has it.
+        model: the model that this worker trains.
+        optimizer: the model's optimizer, or a list of optimizers.
+        method: the server's method.
         rank: this worker's number, from 0.
-        facts: as the server has them.
+        facts: the server's facts.
         outer_device: where the theta it started from, and error feedback, rest meanwhile: "cpu" is
             the host's memory, None the model's device.
 
     Attributes:
-        assignment: the one under way, if any.
-        anchor_nbytes: of theta.
+        assignment: the assignment under way, if any.
+        anchor_nbytes: size of theta.
 
     Raises:
-        ConfigurationError: the optimizer does not fit the model, or the method cannot be run
+        ConfigurationError: the optimizer does not fit the model, or the method cannot run
             asynchronously.
 
     Source: Asynchronous Local-SGD (arXiv 2401.09135), the worker's part.
@@ -81,14 +81,14 @@ class AsyncWorker:
 
     @torch.no_grad()
     def start(self, assignment: Assignment, theta: Tensor) -> None:
-        """Put theta into the model.
+        """Load theta into the model.
 
         Args:
-            assignment: as the server gave it.
-            theta: its `theta_message` then, uint8.
+            assignment: the server's assignment.
+            theta: the server's `theta_message` at that time, uint8.
 
         Raises:
-            ExchangeError: `theta` is damaged or another one.
+            ExchangeError: `theta` is damaged, or not the assigned one.
         """
         check(
             theta.numel() == self.anchor_nbytes and anchor_digest(theta) == assignment.anchor,
@@ -99,7 +99,7 @@ class AsyncWorker:
         )
         names = self._vector.names
         self._live.write(names, theta.view(torch.float32).to(self._live.device))
-        # Rounding to the local weights' dtype is not movement.
+        # Rounding to the local weights' dtype must not count as movement.
         self._start.fetch()
         self._start.store(self._live.read(names))
         self.assignment = assignment
@@ -130,11 +130,11 @@ class AsyncWorker:
     def settle(self, rejection: Rejection | None) -> None:
         """Act on what `AsyncServer.receive` returned for the last message.
 
-        Encoding took the message out of feedback. If the server does not know where it started
-        from, its work is given up, and feedback is what it was before.
+        Encoding took the message out of the feedback. If the server refused the message, its work
+        is dropped, and the feedback goes back to what it was.
 
         Raises:
-            NonFiniteError: the server found it not finite.
+            NonFiniteError: the server refused it because it is not finite.
         """
         before, self._feedback_before = self._feedback_before, {}
         if rejection is None:
@@ -152,7 +152,7 @@ class AsyncWorker:
     # -- checkpoints -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything to go on bit for bit besides model and optimizer: tensors and numbers.
+        """What is needed to continue bit for bit, besides model and optimizer: tensors and numbers.
 
         The tensors share memory with the worker: save them before the next step.
         """
