@@ -1,9 +1,9 @@
 """Asynchronous training of a language model: one worker's part, and a whole run by a virtual clock.
 
 The inner learning rate follows the whole run, not the worker: inner step j of an assignment takes
-the factor of step floor(n / K) + j, n being the inner steps of all workers in the theta that it
-starts from. For equal workers that is the schedule of a synchronous run. A worker that is slower
-or faster than the mean is off it by less than H steps.
+the factor of step floor(n / K) + j, where n counts the inner steps of all workers in the theta that
+it starts from. For equal workers that is the schedule of a synchronous run. A worker slower or
+faster than the mean deviates from it by less than H steps.
 """
 
 import itertools
@@ -36,10 +36,10 @@ from thinwire.train.workers.worker import Worker, WorkerIdentity, checked_loss, 
 
 
 def without_rounds(method: Method, workers: int) -> Method:
-    """`method` for arrivals: delayed Nesterov of the same rate and momentum, N = K.
+    """`method` adapted to arrivals: delayed Nesterov with the same rate and momentum, N = K.
 
     Raises:
-        ConfigurationError: its outer optimizer is neither plain SGD nor Nesterov's.
+        ConfigurationError: its outer optimizer is neither plain SGD nor Nesterov.
 
     >>> import thinwire as tw
     >>> without_rounds(tw.presets.diloco(), 4).outer
@@ -60,11 +60,11 @@ def without_rounds(method: Method, workers: int) -> Method:
 def async_worker(config: TrainConfig, data: LoadedData, number: int) -> Worker:
     """Worker `number` of an asynchronous run, with a model, optimizer and data of its own.
 
-    It reads block k of every global batch at its own pace, so a fast worker comes further in the
+    It reads block k of every global batch at its own pace, so a fast worker gets further in the
     order of the data than a slow one.
 
     Raises:
-        ConfigurationError: the run asks for what only runs in rounds have.
+        ConfigurationError: the run's workers have several ranks, as only runs in rounds may.
     """
     check(
         config.machine.worker_size == 1,
@@ -82,8 +82,8 @@ class AsyncRun:
     """The server of a run, and its folder: records, summary, model.
 
     Args:
-        config: of the run, resolved.
-        folder: that the files go to.
+        config: the run's configuration, resolved.
+        folder: folder for the files.
         options: how the server treats workers.
     """
 
@@ -107,17 +107,17 @@ class AsyncRun:
 
     @property
     def step(self) -> int:
-        """Inner steps in theta, divided by K: a run in rounds has read as much after so many."""
+        """Inner steps in theta, divided by K: after as many, a run in rounds has read as much."""
         return min(self._config.steps, self.server.stats.steps_done // self._config.workers)
 
     def open(self, parts: Sequence[Any]) -> Callable[[], None]:
-        """Create the files of the run, or continue those of a process that was killed.
+        """Create the files of the run, or continue those of a killed process.
 
         Args:
-            parts: what a checkpoint has.
+            parts: objects whose states make up a checkpoint.
 
         Returns:
-            writes a checkpoint.
+            A function that writes a checkpoint.
         """
         save = _resume(self._folder.path, parts, self.server.describe(), self._config)
         self._folder.open(self._config.describe())
@@ -129,11 +129,11 @@ class AsyncRun:
         return save
 
     def record(self, losses: list[float], **fields: float) -> None:
-        """Write a record of `losses`, which are then removed, if one is due; called after arrivals.
+        """Write a record of `losses` and clear them, if one is due; called after arrivals.
 
         Args:
-            losses: of the workers, as far as they are known.
-            fields: of the record besides, or in the place of others.
+            losses: the workers' losses, as far as they are known.
+            fields: further fields of the record, or replacements for its own.
 
         Raises:
             NonFiniteError: the validation loss of theta is not finite.
@@ -203,10 +203,10 @@ def is_due(before: int, now: int, every: int) -> bool:
 def _resume(
     out: Path, parts: Sequence[Any], described: Mapping[str, str], config: TrainConfig
 ) -> Callable[[], None]:
-    """Load the newest checkpoint in `out` of what has a state; returns what writes the next one.
+    """Load the newest checkpoint in `out` into `parts`; returns a function that writes the next.
 
     Raises:
-        MismatchError: it is of another run. CheckpointError: it is damaged.
+        MismatchError: it is from another run. CheckpointError: it is damaged.
     """
     keep = config.periods.keep_checkpoints
     files = Checkpoints(out / "checkpoints", worker=0, ranks=1, keep=keep)
@@ -238,17 +238,17 @@ def train_here(
     speeds: Sequence[float] | None = None,
     options: AsyncOptions | None = None,
 ) -> dict[str, Any]:
-    """A run in this process, by a virtual clock; the summary.
+    """Run in this process by a virtual clock, and return the summary.
 
     It reads as many tokens as a run of `config` in rounds: `config.steps` inner steps times K
     workers, however they share them.
 
     Args:
-        config: of the run, resolved, which `folder` may have begun.
-        folder: held.
-        make_observers: as of `trainer.train`.
-        stop: likewise.
-        speeds: virtual inner steps a second of each worker; equal ones by default.
+        config: the run's configuration, resolved; `folder` may have begun it.
+        folder: the run's folder, locked by the caller.
+        make_observers: as in `trainer.train`.
+        stop: as in `trainer.train`.
+        speeds: virtual inner steps per second of each worker; equal by default.
         options: how workers of different speeds are treated.
 
     Raises:
@@ -295,8 +295,8 @@ def serve(
     A run in `out` resumes from its checkpoint.
 
     Args:
-        config: of the run.
-        out: folder for the files of a run, as of `trainer.train`.
+        config: the run's configuration.
+        out: folder for the files of a run, as in `trainer.train`.
         options: how workers are treated; `lost_after_s` must be finite.
         connect: connects the server to the store.
 
@@ -334,8 +334,8 @@ def work(
     """Train as worker `number` until the run is finished.
 
     Args:
-        config: as the server has it.
-        number: from 0.
+        config: the server's configuration.
+        number: this worker's number, from 0.
         out: folder of the worker's checkpoints, one for each exchange, from which it resumes bit
             for bit. Without it, a restarted worker has a new inner optimizer.
         connect: connects the worker to the store.

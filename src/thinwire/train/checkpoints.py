@@ -24,12 +24,12 @@ _NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)
 
 @contextmanager
 def locked(folder: Path) -> Generator[None]:
-    """Create `folder` and lock it against all other processes; remove the lock at the end.
+    """Create `folder` and lock out all other processes; remove the lock at the end.
 
     Raises:
         ConfigurationError: another process has the lock, or the folder cannot be written.
     """
-    # The lock file may just have been removed, which is seen only after locking it: try once more.
+    # The lock file may just have been removed, which shows only after locking it: try once more.
     lock = FileLock(folder / "lock", timeout=0.1, poll_interval=0.02, fallback_to_soft=False)
     try:
         lock.acquire()
@@ -57,7 +57,7 @@ def locked(folder: Path) -> Generator[None]:
 
 
 def stopped(out: Path, step: int, *, is_saved: bool) -> RunStopped:
-    """The error for the run in `out` that ends after `step`, because it was asked to stop."""
+    """The error of the run in `out`, which ends after `step` because it was asked to stop."""
     checkpoint = "a checkpoint" if is_saved else "no checkpoint, which could not be written"
     return RunStopped(
         f"finish the run in {out}",
@@ -77,16 +77,16 @@ _SEALS: Final = msgspec.json.Decoder(_Seal)
 
 
 class Checkpoints:
-    """The checkpoints of one worker, or of one rank of a worker that is sharded.
+    """The checkpoints of one worker, or of one rank of a sharded worker.
 
     A checkpoint is a `.pt` file and a `.json` file with its SHA-256, which is written last
-    and makes it complete. A process that is killed leaves older checkpoints intact.
+    and completes it. A process that is killed leaves older checkpoints intact.
 
     Args:
         folder: created when the first checkpoint is written.
-        worker: its number, over all ranks of the run.
-        ranks: of the run now.
-        keep: number of checkpoints that stay.
+        worker: this rank's number among all ranks of the run.
+        ranks: number of ranks of the run now.
+        keep: number of checkpoints to keep.
     """
 
     def __init__(self, folder: Path, *, worker: int, ranks: int, keep: int) -> None:
@@ -95,7 +95,7 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """Steps of complete checkpoints from which this worker can resume, ascending.
 
-        If a run had R ranks, those of rank `worker` modulo R.
+        For a run that had R ranks, these are the checkpoints of rank `worker` modulo R.
         """
         found = set(self._found("json"))
         return sorted(s for s in {step for step, _ in found} if (s, self._source(s)) in found)
@@ -104,8 +104,8 @@ class Checkpoints:
         return self._worker % self._ranks_at(step)
 
     def _ranks_at(self, step: int) -> int:
-        """Ranks of the run that wrote `step`, by its first seal."""
-        # It may be missing or damaged, for which `load` raises an error.
+        """Number of ranks of the run that wrote `step`, by its first seal."""
+        # The seal may be missing or damaged; `load` then raises the error.
         with suppress(OSError, ValueError):
             first = min(worker for its, worker in self._found("json") if its == step)
             return _SEALS.decode(self._files(step, first)[1].read_bytes()).ranks or self._ranks
@@ -122,7 +122,7 @@ class Checkpoints:
         """Write `state` as the checkpoint of `step`.
 
         Raises:
-            CheckpointError: the folder cannot be written (full, read-only); older ones stay.
+            CheckpointError: the folder cannot be written (full, read-only); older files stay.
         """
         data, seal = self._files(step, self._worker)
         try:
@@ -137,10 +137,10 @@ class Checkpoints:
             ) from error
 
     def prune(self) -> None:
-        """Remove all but the newest `keep`; call it after every worker has written its own."""
+        """Remove all but the newest `keep`; call it once every worker has written its own."""
         mine = sorted(step for step, worker in self._found("json") if worker == self._worker)
         for step, worker in list(self._found("pt")):
-            # Worker 0 removes those of ranks from when the run had more workers.
+            # Worker 0 also removes files of ranks that the run no longer has.
             is_mine = worker == self._worker or (self._worker == 0 and worker >= self._ranks)
             if is_mine and step < mine[-self._keep :][0]:
                 data, seal = self._files(step, worker)
@@ -148,19 +148,19 @@ class Checkpoints:
                 data.unlink(missing_ok=True)
 
     def load(self, step: int) -> tuple[dict[str, Any], int]:
-        """The state saved at `step` from which this worker resumes, and the ranks of that run.
+        """The state saved at `step` from which this worker resumes, and that run's rank count.
 
-        Copy the tensors that you keep: they are the file, which stays on the disk as long as one.
+        Copy tensors that you keep: they map the file, which takes disk space as long as one lives.
 
         Raises:
-            CheckpointError: the file is missing or not what was written; names it.
+            CheckpointError: the file, which the error names, is missing or not what was written.
         """
         data, seal = self._files(step, self._source(step))
         try:
             facts = _SEALS.decode(seal.read_bytes())
             if _sha256(data) != facts.sha256:
                 raise ValueError(f"its {data.stat().st_size} bytes are not those that were written")
-            # Mapped, so that what is copied out of it is not in memory twice.
+            # Mapped, so that copied tensors are not in memory twice.
             state = torch.load(data, map_location="cpu", mmap=True, weights_only=True)
         except Exception as error:  # damaged bytes raise anything
             raise self.damaged(step, str(error).partition("\n")[0]) from error
@@ -170,7 +170,7 @@ class Checkpoints:
         """The error for a checkpoint of this worker that cannot be used.
 
         Args:
-            step: of the checkpoint.
+            step: the checkpoint's step.
             because: the reason.
         """
         data, seal = self._files(step, self._source(step))

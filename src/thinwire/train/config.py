@@ -21,7 +21,7 @@ class WarmupCosine:
 
     Args:
         warmup_steps: inner steps of warm-up; two to four rounds suit DiLoCo.
-        final_fraction: what is left of the learning rate at the end.
+        final_fraction: fraction of the learning rate that is left at the end.
 
     Source: the schedules of DiLoCo (arXiv 2311.08105) and MuLoCo (arXiv 2505.23725).
 
@@ -77,12 +77,12 @@ class Runtime:
         precision: "bf16" runs forward and backward under autocast; weights stay fp32.
         compile: torch.compile the model.
         threads: CPU threads per rank; 0 shares the cores evenly between the ranks of this host.
-            It changes the order of sums: a run resumed with another number differs in last bits.
-        timeout_s: seconds after which a silent worker is an error, if their number is fixed.
-        outer_device: place of the outer state between rounds: None is the device, "cpu" the host's
+            It changes the order of sums: a run resumed with another number differs in low bits.
+        timeout_s: seconds after which a silent worker is an error, if K is fixed.
+        outer_device: where the outer state is between rounds: None is the device, "cpu" the host's
             memory.
-        worker_size: S, ranks per worker, over which FSDP2 shards it (torchrun only). It changes
-            the order of sums and the draws of dropout, and nothing else.
+        worker_size: S, ranks per worker, over which FSDP2 shards the model (torchrun only). It
+            changes the order of sums and the draws of dropout, and nothing else.
     """
 
     device: str = "auto"
@@ -104,9 +104,9 @@ class TrainConfig:
     """A run: everything that decides what it computes.
 
     Args:
-        method: of the workers.
-        model: to train.
-        data: to train on.
+        method: how the workers train.
+        model: the model to train.
+        data: the data to train on.
         workers: K.
         steps: inner steps of every worker.
         global_batch: sequences per inner step over all workers, so that methods and K are compared
@@ -114,12 +114,12 @@ class TrainConfig:
         accumulate: micro-batches into which a rank cuts its part of a batch.
         schedule: factor on the inner learning rate over the run.
         clip_norm: largest norm of a gradient; 0 clips nothing.
-        seed: of initial weights, data order and dropout.
-        periods: of logs, evaluations and checkpoints.
+        seed: seed of initial weights, data order and dropout.
+        periods: intervals of logs, evaluations and checkpoints.
         machine: devices, precision and processes.
 
     Raises:
-        ConfigurationError: numbers that do not fit each other; names them.
+        ConfigurationError: the numbers do not fit each other; the error names them.
     """
 
     method: Method
@@ -161,7 +161,7 @@ class TrainConfig:
             ConfigurationError: the model's file cannot be read.
         """
         described = describe(self)
-        # As the flag has it, and as run folders had it before it was a bool: they can be resumed.
+        # As the flag spells it, and as older run folders do, so that those can be resumed.
         described["machine"]["compile"] = "yes" if self.machine.compile else "no"
         described["model"] = self.model.describe()
         return described

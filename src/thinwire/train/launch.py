@@ -49,8 +49,8 @@ class ElasticConfig:
         at: address of the run, with this worker's number where the number of workers is fixed.
         identity: name of this worker in the run; default the names of the run folder and the host,
             so that a restart in the same folder is the same worker.
-        token_file: has the run's token; default the environment variable THINWIRE_TOKEN.
-        patience: part of a round that the others wait for a slow worker.
+        token_file: file with the run's token; default the environment variable THINWIRE_TOKEN.
+        patience: how long the others wait for a slow worker, as a share of a round.
         min_workers: a round waits for this many workers.
     """
 
@@ -71,13 +71,13 @@ class ElasticConfig:
         return str(replace(self.at, worker=None, workers=None))
 
     def identity_in(self, out: Path) -> str:
-        """Name in the run of the worker whose folder is `out`."""
+        """Name, in the run, of the worker with folder `out`."""
         if self.is_fixed:
             return f"{self.at.run} worker {self.at.worker}".strip()
         return self.identity or f"{out.resolve().name}@{socket.gethostname()}"
 
     def check_launch(self, worker_size: int) -> None:
-        """Raise `ConfigurationError` if the processes here are not one worker of so many ranks."""
+        """Raise `ConfigurationError` unless the processes here are a worker of this many ranks."""
         ranks = int(os.environ["WORLD_SIZE"]) if under_torchrun() else 1
         check(
             ranks == worker_size,
@@ -90,15 +90,15 @@ class ElasticConfig:
         """The connection to the other workers, sealed if there is a token.
 
         Args:
-            config: of the run.
+            config: the run's configuration.
             out: the run's folder.
-            group: of the ranks of this worker; None is a worker of one.
+            group: process group of this worker's ranks; None for a worker of one rank.
         """
         token = None if self.token_file is None else find_token(self.token_file)
         timeout_s = config.machine.timeout_s
         if not self.at.run:
             return connect(str(self.at), token=token, timeout_s=timeout_s)
-        # Messages of the others since this worker's oldest checkpoint stay.
+        # Keep the others' messages since this worker's oldest checkpoint.
         periods, every = config.periods, config.method.sync_every
         rounds = -(-periods.checkpoint_steps // every) * periods.keep_checkpoints
         options = ElasticOptions(
@@ -120,9 +120,9 @@ class ElasticConfig:
         )
 
     def place(self, transport: Transport) -> WorkerIdentity:
-        """Which worker of the run is connected by `transport`.
+        """Which worker of the run `transport` connects.
 
-        In an elastic run its random numbers follow from its name: a restart is the same worker.
+        In an elastic run its name seeds its random numbers: a restart is the same worker.
         """
         if (k := self.at.worker) is not None:
             return WorkerIdentity(block=k, first_stream=k)
@@ -134,17 +134,17 @@ class ElasticConfig:
 def resolve(
     config: TrainConfig, elastic: ElasticConfig | None = None, *, begun: RunFolder | None = None
 ) -> TrainConfig:
-    """`config` with device, threads and number of workers of this machine and launch.
+    """`config` with the device, threads and number of workers of this machine and launch.
 
     An elastic run leaves outliers out of its means (`DropOutliers`) by default.
 
     Args:
-        config: of the run.
-        elastic: of a worker that joins a run by its address.
+        config: the run's configuration.
+        elastic: settings of a worker that joins a run by its address.
         begun: folder of a run to resume, which keeps its aggregate; None for a new run.
 
     Raises:
-        ConfigurationError: a missing device, or ranks that do not make whole workers.
+        ConfigurationError: the device is missing, or the ranks do not make whole workers.
     """
     machine = config.machine
     is_elastic = elastic is not None and not elastic.is_fixed
@@ -171,7 +171,7 @@ def resolve(
 
 
 def _drops_outliers(description: Mapping[str, Any]) -> bool:
-    # It may be inside another aggregate.
+    # `DropOutliers` may be inside another aggregate.
     fields = flatten_description(description.get("method", {}).get("aggregate", {}))
     return DropOutliers.__name__ in fields.values()
 
@@ -182,8 +182,8 @@ def join(config: TrainConfig) -> None:
     Raises:
         ExchangeError: the others cannot be reached in time.
     """
-    # If this is first imported while a group exists, its caches keep it: gloo's threads then
-    # survive destroy_process_group() and now and then abort the process as it exits.
+    # If first imported while a group exists, its caches keep the group: gloo's threads then
+    # survive destroy_process_group() and sometimes abort the process as it exits.
     importlib.import_module("torch._dynamo")
     if config.machine.device.startswith("cuda"):
         torch.cuda.set_device(torch.device(config.machine.device))
@@ -205,11 +205,11 @@ def assemble(
     """The workers of this process, connected.
 
     Args:
-        config: resolved.
-        data: loaded.
+        config: the run's configuration, resolved.
+        data: the loaded data.
         member: which worker of a run with an address this is; None for the workers of this process
             or of this torchrun.
-        out: folder of the worker.
+        out: the worker's folder.
     """
     torch.set_num_threads(config.machine.threads)
     device = torch.device(config.machine.device)
@@ -219,7 +219,7 @@ def assemble(
         workers = [_numbered(config, data, each, Ranks()) for each in in_process(config.workers)]
         return simulated(workers, data.validation[:1, :-1])
     everyone = sealed_by_default(Distributed())
-    # Ranks that disagree, on the number of steps say, would wait for each other in vain.
+    # Ranks that disagree, say on the number of steps, would wait for each other forever.
     _compare(everyone, common_fields(config, data, ("machine.threads",)), "the ranks' arguments")
     worker = _numbered(config, data, *_groups_of(config, everyone))
     return WorkerGroup(
@@ -237,7 +237,7 @@ def _assemble_member(
     config: TrainConfig, data: LoadedData, member: ElasticConfig, out: Path
 ) -> WorkerGroup:
     if not member.is_fixed:
-        # Raises for a stream, which has no shares, before the store is asked.
+        # For a stream, which has no shares, this raises before any request to the store.
         data.training.samples(0, 1, config.seed)
     ranks, group = Ranks(), dist.group.WORLD if config.machine.worker_size > 1 else None
     if group is not None:
@@ -273,7 +273,7 @@ def _groups_of(config: TrainConfig, everyone: Transport) -> tuple[Transport, Ran
 def common_fields(
     config: TrainConfig, data: LoadedData, own: tuple[str, ...] = _OF_A_MACHINE
 ) -> dict[str, str]:
-    """Settings that workers of different machines have in common: all but their `own`."""
+    """Settings that workers on different machines must share: all but their `own`."""
     fields = {"corpus": data.fingerprint, **identity_fields(config.describe())}
     return {field: value for field, value in fields.items() if not field.startswith(own)}
 
@@ -284,7 +284,7 @@ def _device(name: str) -> str:
     if name == "cuda" and under_torchrun():
         name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     try:
-        torch.zeros(1, device=name).item()  # which the device "meta" does not have
+        torch.zeros(1, device=name).item()  # fails on device "meta", which has no values
     except (RuntimeError, AssertionError) as error:
         raise ConfigurationError(
             f"train on device {name!r}",

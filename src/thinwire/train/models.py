@@ -1,4 +1,4 @@
-"""Models by the name of their size, by a config file, or by a hub name; and how they are saved."""
+"""Models by size, config file or hub name; and how they are saved."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class Model:
             raise unknown_model(f"build model '{self.size}'", self.size)
 
     def describe(self) -> dict[str, Any]:
-        """The model as JSON-able data, with the contents of its file if it is no built-in size.
+        """The model as JSON-able data, with the contents of its file unless its size is built in.
 
-        Defaults of the model's type are left out: another version of transformers, which may have
-        more fields, describes the same file equally.
+        Defaults of the model's type are left out, so that another version of transformers, which
+        may have more fields, describes the same file equally.
 
         Raises:
             ConfigurationError: the file cannot be read.
@@ -62,7 +62,7 @@ class Model:
         described = self._read.to_dict()
         try:
             usual = type(self._read)().to_dict()
-        except Exception:  # a foreign type may not be made without arguments
+        except Exception:  # a foreign type may need arguments
             usual = {}
         changed = {
             name: value
@@ -74,19 +74,19 @@ class Model:
 
     @cached_property
     def _read(self) -> PreTrainedConfig:
-        # Read once: the model that is built is the described one, even if the file changes.
+        # Read once, so that the built model is the described one even if the file changes.
         from transformers import AutoConfig
 
         try:
             return AutoConfig.from_pretrained(self.size)
-        except Exception as error:  # a foreign configuration fails in any way it likes
+        except Exception as error:  # a foreign configuration may raise anything
             raise _unreadable(self.size, error) from error
 
     def configuration(self, vocab_size: int, sequence_length: int) -> PreTrainedConfig:
         """The transformers configuration, checked against the data; builds no weights.
 
         Args:
-            vocab_size: of the tokenizer.
+            vocab_size: the tokenizer's vocabulary size.
             sequence_length: tokens per training sequence.
 
         Raises:
@@ -95,7 +95,7 @@ class Model:
         if self.size in LLAMA_SIZES:
             return LLAMA_SIZES[self.size].configuration(vocab_size, sequence_length)
         config = copy.deepcopy(self._read)
-        text = config.get_text_config()  # of a model that also sees or hears: its language part
+        text = config.get_text_config()  # the language part of a model that also sees or hears
         for field, needed, remedy in (
             ("vocab_size", vocab_size, "a tokenizer with fewer tokens"),
             ("max_position_embeddings", sequence_length, "a shorter sequence length"),
@@ -116,23 +116,23 @@ class Model:
         `initializer_range` of the configuration (0.02).
 
         Args:
-            vocab_size: of the tokenizer.
+            vocab_size: the tokenizer's vocabulary size.
             sequence_length: tokens per training sequence.
-            seed: of the initial weights.
+            seed: seed of the initial weights.
 
         Raises:
-            ConfigurationError: the configuration cannot be read, does not fit the data, or is
-                not that of a causal language model.
+            ConfigurationError: the configuration cannot be read, does not fit the data, or
+                describes no causal language model.
         """
         from transformers import AutoModelForCausalLM
 
         config = self.configuration(vocab_size, sequence_length)
-        # The CPU's generator alone: `torch.manual_seed` would reseed the accelerators as well.
+        # Seed the CPU's generator alone: `torch.manual_seed` would reseed accelerators, too.
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.default_generator.manual_seed(seed)
             try:
                 model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-            except Exception as error:  # a foreign configuration fails in any way it likes
+            except Exception as error:  # a foreign configuration may raise anything
                 raise _unreadable(self.size, error) from error
         return model.train()
 
@@ -140,14 +140,14 @@ class Model:
 def save_pretrained(model: PreTrainedModel, folder: Path) -> None:
     """Write `model` as safetensors, so that `AutoModelForCausalLM.from_pretrained` loads it.
 
-    The folder is replaced atomically: a run that is killed half-way leaves the earlier model.
+    The folder is replaced atomically: a run killed half-way leaves the earlier model.
 
     Args:
-        model: to save, with its configuration.
-        folder: to write to; its parent is created.
+        model: the model to save, with its configuration.
+        folder: the folder to write; its parent is created.
 
     Raises:
-        CheckpointError: it cannot be written, or `folder` has files other than a saved model.
+        CheckpointError: `folder` cannot be written, or has files other than a saved model.
     """
     # A wrong path must not delete a user's files: only an earlier saved model is replaced.
     holds = folder.is_file() or (folder.is_dir() and any(folder.iterdir()))
@@ -157,7 +157,7 @@ def save_pretrained(model: PreTrainedModel, folder: Path) -> None:
         raise CheckpointError(what, because="what is there is not a saved model", do=do)
     from transformers.utils import logging
 
-    # Its bar would be drawn across the display of the run.
+    # A progress bar of transformers would be drawn across the run's display.
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

@@ -46,7 +46,7 @@ class Observer:
         """Receive, before `close`, which run of a comparison has no result and why."""
 
     def close(self) -> None:
-        """Release what is held; the run is over."""
+        """Release resources; the run is over."""
 
 
 class FolderWriter(Observer):
@@ -73,10 +73,10 @@ def forward_events(log: EventLog, observers: Sequence[Observer]) -> None:
     """Pass every event to observers, beginning with those that are already in the log.
 
     Args:
-        log: of the events.
+        log: the log of events.
         observers: receive them, one event at a time.
     """
-    # Re-entrant: an event that arrives meanwhile waits until the logged ones are passed on.
+    # A new event waits until the logged ones are passed on; re-entrant for `forward` below.
     lock = threading.RLock()
 
     def forward(event: Event) -> None:
@@ -90,12 +90,12 @@ def forward_events(log: EventLog, observers: Sequence[Observer]) -> None:
 
 
 def shows_bars(console: Console) -> bool:
-    """True if lines of `console` can be redrawn: it is a terminal that can move its cursor."""
+    """True if `console` can redraw lines: it is a terminal that can move its cursor."""
     return console.is_terminal and not console.is_dumb_terminal
 
 
-# Window of the estimate of the remaining time. Records may be minutes apart: the 30 s of rich would
-# contain one of them, which has no rate.
+# Window for estimating the remaining time. Records may be minutes apart: the 30 s of rich would
+# contain only one of them, which gives no rate.
 _SPEED_OVER_S = 24 * 3600.0
 _BAR, _BAR_AND_TIME = 10, 19
 
@@ -133,10 +133,10 @@ class Terminal(Observer):
             f"received {nbytes_text(record['received_bytes'])}",
             f"waited {record['wait_s']:.1f} s",
         ]
-        if "workers" in record:  # where they come and go
+        if "workers" in record:  # in an elastic run
             parts.append(counted(record["workers"], "worker"))
         if self._draws:
-            # Lines end between parts, and not within one.
+            # Break lines between parts, not within one.
             whole = "  ".join(part.replace(" ", "\0") for part in parts)
             room = max(1, self._console.width - _BAR_AND_TIME)
             lines = textwrap.wrap(whole, room, break_long_words=False, break_on_hyphens=False)
@@ -152,7 +152,7 @@ class Terminal(Observer):
         self._say(str(event))
 
     def fail(self, why: str) -> None:
-        """Print it."""
+        """Print the reason."""
         self._say(why)
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ class OnRecord(Observer):
         self._act, self._close = act, close
 
     def record(self, record: dict[str, Any]) -> None:
-        """Pass it on."""
+        """Pass on the record."""
         self._act(record)
 
     def close(self) -> None:
@@ -195,12 +195,12 @@ def tensorboard(folder: Path) -> Observer:
 
 
 def tracker(package: str, project: str, **described: Any) -> Observer:
-    """Scalars for a client that is used as Weights & Biases is: `init`, `log` and `finish`.
+    """Scalars for a client with the interface of Weights & Biases: `init`, `log` and `finish`.
 
     Args:
         package: wandb or trackio.
-        project: to report to.
-        described: for `init`: name of the curve, group of the curves that belong together, config.
+        project: the project to report to.
+        described: passed to `init`: name of the curve, group of related curves, config.
 
     Raises:
         ConfigurationError: the package is not installed, or refuses the project.
@@ -208,7 +208,7 @@ def tracker(package: str, project: str, **described: Any) -> Observer:
     client = _package(package, package)
     try:
         run = client.init(project=project, **described)
-    except Exception as error:  # of many kinds, and each is about what was asked for
+    except Exception as error:  # of many kinds, all about the request
         what = f"report to {package} project {project!r}"
         because = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         do = f"correct the project's name or {package}'s settings, or leave --{package} out"

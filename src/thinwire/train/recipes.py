@@ -21,10 +21,10 @@ Recipe: TypeAlias = Callable[[str], TrainConfig]
 def laptop(method: str) -> TrainConfig:
     """A quarter of a million parameters, 400 steps, H = 10: half a minute on two cores.
 
-    Settings are those that a search found (docs/log.md), with as many learning rates for every
-    method; those of noloco are the best of seven with one seed. Differs: the papers' outer momentum
-    of 0.9 needs hundreds of rounds, and here are 40. One bit in rounds of 64 or more steps has no
-    feedback and longer outer steps, as searches for 64 and for 200 found (docs/evidence.md).
+    Settings come from a search (docs/log.md) over equally many learning rates for every method;
+    noloco's are the best of seven with one seed. Differs: the papers' outer momentum of 0.9 needs
+    hundreds of rounds, and this run has 40. One bit in rounds of 64 or more steps has no feedback
+    and longer outer steps, as searches for 64 and for 200 found (docs/evidence.md).
 
     >>> laptop("muloco").method.outer
     SGD(lr=0.8, momentum=0.6, nesterov=True)
@@ -133,7 +133,7 @@ def load(name: str) -> Callable[..., Any]:
         raise ConfigurationError(what, because=because, do="write it like recipes/mine.py:grid")
     try:
         found = runpy.run_path(file).get(function)
-    except Exception as error:  # it is the user's code, and may fail in any way
+    except Exception as error:  # the user's code may raise anything
         what, because = f"load recipe {file}", f"running it raised {type(error).__name__}: {error}"
         raise ConfigurationError(what, because=because, do="correct the file") from error
     if not callable(found):

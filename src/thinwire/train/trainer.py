@@ -51,7 +51,7 @@ def train(
         config: the run.
         out: folder for config.json, data.json, metrics.jsonl, summary.json, checkpoints and model.
             Each elastic worker has its own folder, with events.jsonl.
-        observers: returns the observers of records and events; called by rank 0.
+        observers: called by rank 0; returns the observers of records and events.
         elastic: address and settings of a run that this process joins as one worker. The worker's
             batch has global_batch / workers sequences, whatever the number of workers.
         stop: entered during training; returns a sequence that is empty until the run is to stop.
@@ -80,9 +80,9 @@ def resume(
     """Continue the run in `out` from its newest checkpoint and return the summary.
 
     The result has the same bits as an uninterrupted run, unless `config` has another number of
-    workers: then worker k continues from worker k modulo the old number. A folder without a run
-    begins one, and a finished run is left as it is. A worker of an elastic run catches up with the
-    others, and may resume from a checkpoint of a fixed run.
+    workers: then worker k continues from worker k modulo the old number. In a folder without a run
+    this begins one, and it leaves a finished run as it is. A worker of an elastic run catches up
+    with the others, and may resume from a checkpoint of a fixed run.
 
     Raises:
         MismatchError: the run was started with another configuration.
@@ -93,7 +93,7 @@ def resume(
     folder = RunFolder(out)
     begun = folder if is_lead() and folder.has_run() else None
     config = launch.resolve(config, elastic, begun=begun)
-    # The size of a share depends on it, so an elastic run cannot change it.
+    # The size of a share depends on K, so an elastic run cannot change it.
     is_fixed = elastic is None or elastic.is_fixed
     changed = begun is not None and is_fixed and begun.config()["workers"] != config.workers
     if begun is not None:
@@ -102,7 +102,7 @@ def resume(
     if finished is not None:
         return finished
     if changed:
-        # Loading would raise this, too, but only after everything was built.
+        # Loading would raise this, too, but only after everything is built.
         config.method.overlap.check_cancellable()
     with _held(folder):
         return _run(config, folder, observers, elastic, stop)
@@ -128,7 +128,7 @@ def _run(
     trainer = _Trainer(config, folder, group, data)
     try:
         with stop or nullcontext(()) as asked_to_stop:
-            # It may be asked to stop while it waits to join.
+            # The run may be asked to stop while it waits to join.
             group.leave_when(lambda: bool(asked_to_stop))
             summary = trainer.run(make_observers, asked_to_stop)
     except BaseException:
@@ -149,8 +149,8 @@ class _Trainer:
         self.observers: list[Observer] = []
         self._asked_to_stop: Sequence[int] = ()
         self._all_stop = False
-        # Seconds in inner and outer steps, and in inner steps; of all workers in turn, if they
-        # share a process. All include those before the run was interrupted.
+        # Seconds in inner and outer steps, and in inner steps alone, of all workers that share a
+        # process; including the time before an interruption.
         self._training_s = self._inner_s = 0.0
         self._began_s = time.perf_counter()
         self._saved_step = 0
@@ -170,7 +170,7 @@ class _Trainer:
         if self._group.events is not None:
             forward_events(self._group.events, self.observers)
         self._group.join_run()
-        # Last, so that a start that fails leaves no folder in the way of the next one.
+        # Last, so that a failed start leaves no folder in the way of the next one.
         self._folder.open(self._config.describe())
         # Elastic workers compare their data as they join, and must survive a full disk.
         if self._group.events is None:
@@ -186,7 +186,7 @@ class _Trainer:
         try:
             val_loss = self._train()
         except RunStopped as error:
-            # In a wait, before the first step or after one whose round has not begun.
+            # Stopped in a wait, before the first step or after a step whose round has not begun.
             raise (self._stopped() if self._saves_alone else error) from error
         except (ExchangeError, MismatchError) as error:
             is_asked = bool(self._asked_to_stop)
@@ -194,7 +194,7 @@ class _Trainer:
                 raise self._stopped() from error
             again = f"the same command with --resume --out {self._folder.path}"
             if is_asked:
-                # The others were lost while they were waited for, to stop together.
+                # The others were lost while this process waited to stop together with them.
                 raise RunStopped(
                     f"finish the run in {self._folder.path}",
                     because=f"it was asked to stop while it waited for the others: {error.because}",
@@ -209,7 +209,7 @@ class _Trainer:
 
     def _train(self) -> float:
         group, config, val_loss = self._group, self._config, None
-        # A worker that joined in the last round may have made it fail.
+        # A worker that joined in the last round may have made that round fail.
         while group.join_run() < config.steps or not group.flush():
             before = group.step
             began_s = time.perf_counter()
@@ -226,12 +226,12 @@ class _Trainer:
             if evaluate or is_due(before, group.step, config.periods.log_steps):
                 self._record(losses, extra)
             if not is_last:
-                # A process that has all ranks waits for no other.
+                # A process that has all ranks need not wait for others.
                 is_alone = group.checkpoint_ranks == len(group.workers)
                 if self._all_stop or (is_alone and self._asked_to_stop):
                     raise self._stopped()
                 self._save_if_due()
-        # None if this worker joined a run that was over.
+        # Still None if the run was over when this worker joined.
         return self._evaluate() if val_loss is None else val_loss
 
     @property
@@ -252,9 +252,9 @@ class _Trainer:
         return losses
 
     def _evaluate(self) -> float:
-        """Mean validation loss of the outer parameters; every rank takes its part of it."""
+        """Mean validation loss of the outer parameters; each rank evaluates its part."""
         windows = self._data.validation
-        # Begun by all workers before any of them waits for the others.
+        # All workers begin before any of them waits for the others.
         self._group.each(lambda worker: worker.outer.evaluating())
         sums = self._group.each(lambda w: w.validation_loss_sum(windows))
         mean = sum(self._group.all_gather(sums)) / windows[:, 1:].numel()
@@ -292,7 +292,7 @@ class _Trainer:
 
     def _save_if_due(self) -> None:
         group, step = self._group, self._group.step
-        # An elastic run has checkpoints between two rounds.
+        # An elastic run writes checkpoints between rounds only.
         may = group.events is None or step % self._config.method.sync_every == 0
         if may and is_due(self._saved_step, step, self._config.periods.checkpoint_steps):
             self._save()
@@ -373,7 +373,7 @@ class _Trainer:
         group = self._group
         group.each(lambda worker: worker.outer.evaluating())
         digests = [worker.outer_digest() for worker in group.workers]
-        # Floats are gathered, which hold 48 bits of it exactly.
+        # Only floats are gathered, which hold 48 bits of the digest exactly.
         if len(set(group.all_gather([float(int(d[:12], 16)) for d in digests]))) > 1:
             raise MismatchError(
                 "finish the run",
@@ -382,7 +382,7 @@ class _Trainer:
             )
         worker, events = group.workers[0], group.events
         stats, totals = worker.outer.stats, worker.totals()
-        # Those that most runs do not have.
+        # Values that are 0 or empty in most runs.
         rare = {
             "contributions": stats.contributions,
             "requests": dict(stats.requests),

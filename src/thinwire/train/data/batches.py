@@ -1,14 +1,14 @@
 """Windows of a tokenised corpus, and the batches made of them.
 
-Sample g of a run is a pure function of the seed: epoch e = g // windows, and in it the window
+Sample g of a run is a pure function of the seed: in epoch e = g // windows it is the window
 permutation(seed, e)[g % windows]. Step t of a global batch of B rows takes samples t*B to
 (t+1)*B - 1, of which worker k of K takes the k-th block of B/K. So the global batches do not depend
 on the number of workers, and the position of a run is one number, t.
 
 Elastic workers, whose number changes, read numbered shares of the same order instead, each share
-exactly once. A worker reads b rows at a step for a round of H steps: the b H samples of share s are
-samples s b H to (s + 1) b H - 1, of which step i has the i-th b. So what is read depends on which
-shares were assigned, and not on how many workers there are.
+exactly once. A worker reads b rows per step for a round of H steps: share s consists of samples
+s b H to (s + 1) b H - 1, and step i takes the i-th b of them. So what is read depends on which
+shares are assigned, and not on the number of workers.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def _permutation(windows: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
 
 
 def check_matches(state: dict[str, Any], expected: dict[str, int]) -> dict[str, Any]:
-    """`state`, or raise `MismatchError` if it is of other batches than it is loaded into."""
-    # Checkpoints of 0.2 have the state of a torchdata loader around it.
+    """Return `state`; raise `MismatchError` if it belongs to other batches than `expected`."""
+    # Checkpoints of 0.2 wrap it in the state of a torchdata loader.
     stream = state.get("fetcher_state") or {}
     state = state.get("_sampler_iter_state") or stream.get("dataset_iter_state") or state
     for name, value in expected.items():
@@ -72,12 +72,12 @@ def check_matches(state: dict[str, Any], expected: dict[str, int]) -> dict[str, 
 class Windows:
     """Windows of `sequence_length + 1` tokens that do not overlap.
 
-    A window is within one array: the rest at an array's end is dropped.
+    Each window lies within one array; the rest at an array's end is dropped.
 
     Args:
-        arrays: of token ids, [tokens] each, with a window in one at least; memory-mapped ones stay
-            so.
-        sequence_length: inputs are a window's first so many tokens, targets its last.
+        arrays: arrays of token ids, [tokens] each, at least one long enough for a window;
+            memory-mapped ones stay mapped.
+        sequence_length: inputs are a window's first this many tokens, targets its last.
 
     >>> Windows([np.arange(7, dtype=np.uint8)], 2).rows([1])
     tensor([[3, 4, 5]])
@@ -85,7 +85,7 @@ class Windows:
 
     def __init__(self, arrays: Sequence[Tokens], sequence_length: int) -> None:
         self.width = sequence_length + 1
-        # A view without numpy's memmap class on it: slicing that one costs 5 us.
+        # A view without numpy's memmap class: slicing a memmap costs 5 us.
         self._arrays = [np.asarray(array) for array in arrays]
         self._ends = list(accumulate(array.size // self.width for array in self._arrays))
 
@@ -105,9 +105,9 @@ class Windows:
         """Samples `start` to `start + count - 1`: int64, [count, sequence_length + 1].
 
         Args:
-            start: number of the first; samples do not end.
-            count: of them.
-            seed: of their order, the same on all workers.
+            start: number of the first sample; there is no last one.
+            count: number of samples.
+            seed: seed of their order, the same on all workers.
         """
         return self.rows(window_order(start, start + count, len(self), seed).tolist())
 
@@ -118,7 +118,7 @@ class Windows:
             worker: k, from 0.
             workers: K.
             global_batch: B, rows over all workers; a multiple of K.
-            seed: of the order of the windows, the same on all workers.
+            seed: seed of the order of the windows, the same on all workers.
         """
         return WorkerBatches(self, worker, workers, global_batch, seed)
 
@@ -127,11 +127,11 @@ class WorkerBatches(Iterator[Tensor]):
     """Endless batches of one worker, with a state from which they resume.
 
     Args:
-        windows: to read.
+        windows: the windows to read.
         worker: k.
         workers: K.
         global_batch: B.
-        seed: of the order.
+        seed: seed of their order.
     """
 
     def __init__(
@@ -155,6 +155,6 @@ class WorkerBatches(Iterator[Tensor]):
         """Resume after the batches of `state`.
 
         Raises:
-            MismatchError: it is of other batches, of another seed for example.
+            MismatchError: `state` is from other batches, for example of another seed.
         """
         self._step = check_matches(state, self._identity)["step"]

@@ -1,4 +1,4 @@
-"""Corpora: Python source files of this machine, files, token shards, and streams of the hub."""
+"""Corpora: this machine's Python sources, text files, token shards, and streams from the hub."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SEPARATOR = b"\0"
 """End of every document of a text corpus."""
 
 ONE_IN = 20
-"""One document, or item, in so many is validation."""
+"""One document, or item, in this many is for validation."""
 
 _WHOLE_BYTES = 256 * 2**20
 _BLOCK_BYTES = 64 * 2**10
@@ -39,9 +39,9 @@ class Corpus:
     """A corpus in memory, or in memory-mapped files.
 
     Args:
-        train: arrays of tokens; of text, one array of bytes: uint8, [bytes].
-        validation: arrays of other documents, of which some may have been cut off the last one.
-        is_text: whether it is documents as bytes, each followed by one zero byte.
+        train: arrays of tokens; for text, one array of bytes: uint8, [bytes].
+        validation: arrays held out from training, possibly cut off the end of the last one.
+        is_text: whether the arrays hold documents as bytes, each followed by one zero byte.
     """
 
     train: Sequence[npt.NDArray[Any]]
@@ -66,7 +66,7 @@ def fingerprint(arrays: Iterable[npt.NDArray[Any]]) -> str:
     """SHA-256 of arrays, hexadecimal: equal contents in equal order, equal fingerprint.
 
     Above 256 MiB in total, it reads only sizes and 64 evenly spaced blocks of 64 KiB of each array:
-    shards of tens of gigabytes are distinguished without being read.
+    it tells shards of tens of gigabytes apart without reading them.
 
     >>> fingerprint([np.arange(3, dtype=np.uint8)])[:16]
     'c571a8d02cea1db4'
@@ -100,7 +100,7 @@ def is_validation(key: str) -> bool:
 
 
 def split_documents(name: str, documents: Iterable[tuple[str, bytes]]) -> Corpus:
-    """Sorts (key, text) pairs into train and validation.
+    """Sort (key, text) pairs into train and validation.
 
     If the hash leaves one side empty, as it may with few documents, the last 5 % of all bytes are
     for validation.
@@ -146,14 +146,14 @@ KNOWN_CORPORA: Mapping[str, tuple[Sequence[str], frozenset[str]]] = {
     "python-stdlib": (["stdlib"], frozenset({"site-packages", "dist-packages"})),
     "site-packages": (["purelib", "platlib"], frozenset()),
 }
-"""Corpora of every machine, by name: the folders that sysconfig knows, and what is left out."""
+"""Corpora of every machine, by name: sysconfig's names of folders, and folders to leave out."""
 
 
 def source_corpus(name: str) -> Corpus:
     """The .py files of one of `KNOWN_CORPORA` in sorted order, split by their relative path.
 
     Raises:
-        CorpusError: there is no such file, or one cannot be read.
+        CorpusError: there is no .py file, or one cannot be read.
     """
     places, without = KNOWN_CORPORA[name]
     roots = dict.fromkeys(Path(sysconfig.get_path(place)) for place in places)
@@ -228,8 +228,8 @@ def _batches(file: Path) -> Iterator[dict[str, list[Any]]]:
     module, options = _READERS[file.suffix]
     # Not `load_dataset`, which reports every use to the hub: slow without a network, and unwanted.
     reader: Any = getattr(import_module(f"datasets.io.{module}"), f"{module.title()}DatasetReader")
-    # Streaming reads a local file in place, without a copy that could become stale; only a lock for
-    # every file would stay in the cache.
+    # Streaming reads a local file in place, without a copy that could become stale. It leaves a
+    # lock per file in the cache, which is therefore temporary.
     with tempfile.TemporaryDirectory() as cache:
         path = glob.escape(str(file.resolve()))
         rows = reader(path, split="train", streaming=True, cache_dir=cache, **options).read()
@@ -273,11 +273,11 @@ def shard_corpus(root: Path, files: Sequence[Path]) -> Corpus:
 def read_shard(file: Path) -> npt.NDArray[Any]:
     """The tokens of one shard: uint16, [tokens], memory-mapped.
 
-    nanoGPT: nothing but little-endian uint16. modded-nanogpt: 256 int32 before them, the first
-    three are the magic number 20240520, version 1 and the number of tokens.
+    nanoGPT: nothing but little-endian uint16. modded-nanogpt: 256 int32 before them, of which the
+    first three are the magic number 20240520, version 1 and the number of tokens.
 
     Raises:
-        CorpusError: the header, or the size, is not that of a shard; names the file.
+        CorpusError: the file, which the error names, has no valid header or size.
     """
     try:
         size = file.stat().st_size
@@ -287,8 +287,8 @@ def read_shard(file: Path) -> npt.NDArray[Any]:
     if raw is None or size % _TOKEN.itemsize:
         raise _malformed(file, f"it has {size} bytes", "pass a whole shard of uint16 tokens")
     header = raw[:_HEADER_BYTES].view("<i4") if size >= _HEADER_BYTES else None
-    # Files of nanoGPT have no magic number, so a wrong one looks like tokens; but 253 zeros behind
-    # three numbers are no text in any vocabulary.
+    # Files of nanoGPT have no magic number, so a wrong one looks like tokens; but three numbers
+    # and 253 zeros are no text in any vocabulary.
     if header is None or not (int(header[0]) == _MAGIC or not header[_FIELDS:].any()):
         return raw.view(_TOKEN)
     tokens = raw[_HEADER_BYTES:].view(_TOKEN)
@@ -346,7 +346,7 @@ def _read_path(name: str, path: Path) -> Corpus:
         root, files = path.parent, [path]
     shards = [file for file in files if file.suffix == _SHARD]
     texts = [file for file in files if file.suffix in _READERS]
-    # nanoGPT leaves the text next to the train.bin that it made from it: shards come first.
+    # nanoGPT leaves the text beside the train.bin made from it, so shards come first.
     if shards:
         return shard_corpus(root, shards)
     if texts:
@@ -363,7 +363,7 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
 def hub_corpus(name: str) -> StreamCorpus:
     """The corpus `organisation/name[:configuration]`, streamed.
 
-    Its split "validation" validates, or else "test".
+    Its split "validation" is for validation, or else "test".
 
     Raises:
         CorpusError: it cannot be reached, or it has no split to train on.
@@ -373,7 +373,7 @@ def hub_corpus(name: str) -> StreamCorpus:
     repository, _, configuration = name.partition(":")
     try:
         splits: Any = load_dataset(repository, configuration or None, streaming=True)
-    except Exception as error:  # the hub, httpx, fsspec and pyarrow each have a tree of their own
+    except Exception as error:  # the hub, httpx, fsspec and pyarrow have unrelated exceptions
         because = f"the hub did not answer with it: {error}"
         do = "check the name and the network, or name a local corpus such as python-stdlib"
         raise CorpusError(f"stream corpus {name!r}", because=because, do=do) from error

@@ -1,4 +1,4 @@
-"""Description of the training data, loaded when a run begins."""
+"""The description of the training data, and the data loaded from it when a run begins."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Data:
             them), or a hub name `org/name[:configuration]`.
         tokenizer: "bytes", which is "ids:50304" for a corpus of `.bin`; "bpe:4096", trained on the
             corpus; "ids:N", the vocabulary of token shards; or a folder or hub name.
-        sequence_length: T, tokens; windows have one more.
-        validation_sequences: windows to validate on, at most.
+        sequence_length: T, in tokens; windows have one more.
+        validation_sequences: largest number of windows to validate on.
 
     Raises:
         ConfigurationError: a number is not whole, or below 1.
@@ -71,9 +71,9 @@ class Data:
         return loaded
 
     def _load_stream(self, corpus: StreamCorpus) -> LoadedData:
-        """Validates on its held-out split; without one, on its first documents.
+        """Validate on the held-out split; without one, on the first documents.
 
-        These are then left out of training.
+        Training then leaves these out.
         """
         if self.tokenizer.startswith("bpe:"):
             what = f"train tokenizer {self.tokenizer!r} on {self.corpus!r}"
@@ -114,11 +114,11 @@ class LoadedData:
     """A corpus, tokenised and cut into windows.
 
     Args:
-        tokenizer: of the tokens.
+        tokenizer: the tokenizer of the corpus.
         training: windows to train on; workers read its `batches` or `samples`.
-        validation: int64, [n, sequence_length + 1], of documents that are not trained on.
-        fingerprint: hexadecimal; equal for equal tokens on both sides. That of a stream depends
-            on its name and validation side only.
+        validation: int64, [n, sequence_length + 1], from documents that are not trained on.
+        fingerprint: hexadecimal; equal for equal training and validation tokens. That of a stream
+            depends on its name and validation tokens only.
     """
 
     tokenizer: Tokenizer

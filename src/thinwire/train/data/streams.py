@@ -2,7 +2,7 @@
 
 A stream has no length and no index, so step t is no pure function of (seed, t). Worker k reads its
 share of the rows (`datasets.distributed.split_dataset_by_node`) in their published order, again and
-again. K workers do not see the global batches of one.
+again. K workers do not see the global batches that one worker would.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StreamWindows:
     Args:
         stream: rows with a column "text".
         encode: bytes to token ids; a zero byte ends a document.
-        sequence_length: inputs are a window's first so many tokens, targets its last.
+        sequence_length: inputs are a window's first this many tokens, targets its last.
         held_out: `text_digest`s of the validation documents, which training leaves out wherever
             they appear. Skipping the first N rows would not do: after a split by node, `skip`
             counts the rows of each share.
@@ -71,7 +71,7 @@ class StreamBatches(Iterator[Tensor]):
     """Endless batches of one worker's share of a stream, with a state from which they resume.
 
     Args:
-        windows: to read.
+        windows: the windows to read.
         identity: worker, workers and rows.
     """
 
@@ -106,7 +106,7 @@ class StreamBatches(Iterator[Tensor]):
     def _start_epoch(self, state: dict[str, Any] | None = None) -> None:
         from datasets.distributed import split_dataset_by_node
 
-        # A new stream for every epoch: a resumed one would start each epoch at the resumed place.
+        # A new stream per epoch: a resumed one would start every epoch at the resumed place.
         self._stream = split_dataset_by_node(
             self._windows.stream, self._identity["worker"], self._identity["workers"]
         )
@@ -123,7 +123,7 @@ class StreamBatches(Iterator[Tensor]):
         """Resume after the batches of `state`.
 
         Raises:
-            MismatchError: it is of other batches.
+            MismatchError: `state` is from other batches.
         """
         state = check_matches(state, self._identity)
         self._pending = state["pending"].numpy().copy()
@@ -133,7 +133,7 @@ class StreamBatches(Iterator[Tensor]):
 def first_documents(
     stream: IterableDataset, encode: Encode, tokens: int
 ) -> tuple[npt.NDArray[Any], frozenset[bytes]]:
-    """The first documents, until they hold `tokens` tokens: these tokens, and their digests.
+    """Tokens and digests of the first documents that together hold `tokens` tokens.
 
     Returns:
         All tokens of the documents, [at least `tokens`, unless the stream ends before], and the

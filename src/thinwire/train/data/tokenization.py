@@ -28,7 +28,7 @@ class Tokenizer:
     """Bytes as they are: every byte is its own token, and a zero byte ends a document.
 
     Args:
-        vocab_size: token ids are below it; more than 256 where a corpus came as tokens.
+        vocab_size: upper bound of token ids; above 256 if the corpus consists of tokens.
 
     >>> Tokenizer().encode("hé".encode()).tolist()
     [104, 195, 169]
@@ -42,7 +42,7 @@ class Tokenizer:
         return np.frombuffer(text, dtype=np.uint8)
 
     def save(self, folder: str | Path) -> None:
-        """Write the files of `transformers.AutoTokenizer`; nothing without such a tokenizer."""
+        """Write the files of `transformers.AutoTokenizer`, if this is such a tokenizer."""
 
 
 class PretrainedTokenizer(Tokenizer):
@@ -59,7 +59,7 @@ class PretrainedTokenizer(Tokenizer):
         self._end: list[int] = [] if end is None else [int(end)]
 
     def encode(self, text: bytes) -> Tokens:
-        """Token ids: uint16 or int32, [tokens]. Texts above 1 MiB are cut after a line's end.
+        """Token ids: uint16 or int32, [tokens]. Texts above 1 MiB are cut at ends of lines.
 
         Bytes that are not UTF-8 become U+FFFD.
         """
@@ -68,7 +68,7 @@ class PretrainedTokenizer(Tokenizer):
         return np.concatenate([np.empty(0, dtype), *parts])
 
     def _ids(self, texts: Iterator[str]) -> Iterator[list[int]]:
-        # Several at a time, because the tokenizer gives each of its threads some.
+        # Several at a time, which the tokenizer divides among its threads.
         while group := [text.split(SEPARATOR) for text in itertools.islice(texts, _PIECES_AT_ONCE)]:
             documents = [*itertools.chain.from_iterable(group)]
             ids = iter(self._pretrained(documents, add_special_tokens=False)["input_ids"])
@@ -82,17 +82,17 @@ class PretrainedTokenizer(Tokenizer):
 
 
 def load_tokenizer(name: str, text: Bytes | None) -> Tokenizer:
-    """The tokenizer called `name`, for a corpus of text or for one that came as tokens.
+    """The tokenizer called `name`, for a corpus of text or of tokens.
 
     Args:
-        name: "bytes", for which tokens have GPT-2's "ids:50304", since token shards hold no bytes;
+        name: "bytes", or for a corpus of tokens, which holds no bytes, GPT-2's "ids:50304";
             "bpe:4096" for a BPE of that many tokens, trained on `text` and cached; "ids:50304" for
-            a vocabulary of that size, of tokens; else a folder or a hub name for
+            a corpus of tokens with a vocabulary of that size; else a folder or a hub name for
             `transformers.AutoTokenizer`.
-        text: uint8, [bytes]: the training side of the corpus; None of one that came as tokens.
+        text: uint8, [bytes]: the training side of the corpus; None for a corpus of tokens.
 
     Raises:
-        ConfigurationError: the name is not one of a tokenizer for text, or a vocabulary of tokens.
+        ConfigurationError: the name does not fit a corpus of text, or one of tokens.
         CorpusError: the tokenizer cannot be loaded, or the cache cannot be written.
     """
     kind, _, size = name.partition(":")
@@ -116,7 +116,7 @@ def load_tokenizer(name: str, text: Bytes | None) -> Tokenizer:
 
     try:
         return PretrainedTokenizer(AutoTokenizer.from_pretrained(name))
-    except Exception as error:  # transformers, the hub and httpx each have a tree of their own
+    except Exception as error:  # transformers, the hub and httpx have unrelated exceptions
         what = f"load tokenizer {name!r}"
         do = "pass 'bytes', 'bpe:4096', a folder with tokenizer.json, or a hub name"
         raise CorpusError(what, because=f"transformers did not find it: {error}", do=do) from error
@@ -134,7 +134,7 @@ def _unfit(name: str, because: str, do: str) -> ConfigurationError:
 
 
 SEPARATOR = "\0"
-"""End of every document of a corpus, which is one token."""
+"""Ends every document of a corpus, as one token."""
 
 _PIECE_BYTES = 2**20
 _SAMPLE_BYTES = 8 * 2**20
@@ -143,12 +143,12 @@ _SAMPLE_BYTES = 8 * 2**20
 def train_bpe(text: Bytes, vocab_size: int) -> Bpe:
     """A byte-level BPE (Sennrich et al. 2016, arXiv:1508.07909) with the zero byte as token 0.
 
-    It is trained on at most some 8 MiB in evenly spaced pieces: equal text, equal tokenizer.
+    It is trained on about 8 MiB at most, in evenly spaced pieces: equal text, equal tokenizer.
 
     Args:
         text: uint8, [bytes].
-        vocab_size: tokens, with the 256 bytes and the separator; fewer where the text is too
-            short for that many merges.
+        vocab_size: number of tokens, including the 256 bytes and the separator; the BPE has fewer
+            if the text is too short for that many merges.
     """
     from tokenizers import Tokenizer as Bpe
     from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -169,7 +169,7 @@ def train_bpe(text: Bytes, vocab_size: int) -> Bpe:
 
 
 def cached_bpe(text: Bytes, vocab_size: int) -> Bpe:
-    """`train_bpe`, or what it returned before for an equal text, in $THINWIRE_CACHE.
+    """`train_bpe`, cached in $THINWIRE_CACHE by the contents of `text`.
 
     Raises:
         CorpusError: the cache cannot be written or read.
@@ -196,7 +196,7 @@ def cached_bpe(text: Bytes, vocab_size: int) -> Bpe:
 
 
 def pieces(text: bytes) -> Iterator[str]:
-    """`text` in pieces of about 1 MiB, cut after a line's end, across which no tokenizer merges."""
+    """Cut `text` into pieces of about 1 MiB at ends of lines, across which no tokenizer merges."""
     start = 0
     while start < len(text):
         stop = text.find(b"\n", start + _PIECE_BYTES) + 1 or len(text)

@@ -1,4 +1,4 @@
-"""The workers of this process, in step: all K of a run, one of them, or a rank of one."""
+"""The workers of this process, kept in step: all K of a run, one of them, or a rank of one."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -32,14 +32,14 @@ class WorkerGroup:
     """The workers of a run that live in this process.
 
     Args:
-        workers: in rank order.
-        ranks: those of all workers that share this run's folder.
-        gather: all-gathers numbers over these ranks, as many of each; by default all of them are in
-            this process.
+        workers: the workers, in rank order.
+        ranks: number of ranks, over all workers, that share this run's folder.
+        gather: all-gathers numbers over these ranks, equally many from each; by default all ranks
+            are in this process.
         pool: threads of simulated workers.
 
     Attributes:
-        all_gather: numbers of this process in, those of all processes out, in rank order. All
+        all_gather: takes this process's numbers, and returns all processes', in rank order. All
             workers have equally many ranks, so a mean over ranks is a mean over workers.
         events: joins, losses and rounds of an elastic run; None in a fixed run.
     """
@@ -62,7 +62,7 @@ class WorkerGroup:
 
     @property
     def step(self) -> int:
-        """Inner steps of the schedule."""
+        """Inner step of the schedule."""
         return self.workers[0].step
 
     @property
@@ -101,12 +101,12 @@ class WorkerGroup:
             self.each(lambda worker: worker.outer.begin())
             self.each(lambda worker: worker.outer.finish())
         finally:
-            self.follow()  # also after a failed round: its steps were taken, and are saved
+            self.follow()  # even after a failed round: its steps were taken, and will be saved
 
     def flush(self) -> bool:
         """Exchange what is left after the last inner step; False if there is more to train."""
         if self.events is None:
-            # Workers of one process send before any of them waits.
+            # All workers of a process send before any of them waits.
             self.each(lambda worker: worker.outer.begin(last=True))
             self.each(lambda worker: worker.outer.finish())
         is_over = all(self.each(lambda worker: worker.outer.flush()))
@@ -114,7 +114,7 @@ class WorkerGroup:
         return is_over
 
     def each(self, work: Callable[[Worker], T]) -> list[T]:
-        """`work` of each local worker, in rank order, with the worker's random stream."""
+        """Run `work` for each local worker, in rank order, with that worker's random stream."""
         if self._pool is not None:
             return list(self._pool.map(work, self.workers))
         results: list[T] = []
@@ -149,7 +149,7 @@ class WorkerGroup:
             worker.ranks.close()
 
     def abandon(self) -> None:
-        """Release what does not wait for other ranks, which may be gone."""
+        """Release what needs no other ranks, which may be gone."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
         for worker in self.workers:
@@ -165,11 +165,11 @@ def simulated(workers: Sequence[Worker], sample: torch.Tensor) -> WorkerGroup:
     process, and each worker has its own stream.
 
     Args:
-        workers: all, in rank order.
-        sample: int64 [batch, time]; the model is tried out on it.
+        workers: all K workers, in rank order.
+        sample: int64 [batch, time], to try the model on.
     """
     first = workers[0]
-    # An accelerator's generator cannot be asked, and its workers take turns anyway.
+    # An accelerator's generator does not tell, and workers on it take turns anyway.
     if first.device.type != "cpu" or _draws_random_numbers(first.model, sample):
         return WorkerGroup(workers, ranks=len(workers))
     pool = ThreadPoolExecutor(

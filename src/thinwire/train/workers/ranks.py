@@ -1,4 +1,4 @@
-"""The ranks that torchrun started; those of a worker hold all of it, or share it by FSDP2."""
+"""The ranks that torchrun started; each holds a whole worker, or a shard of one by FSDP2."""
 
 import os
 from collections.abc import Generator, Mapping, Sequence
@@ -28,11 +28,11 @@ def is_lead() -> bool:
 
 
 def count_workers(simulated: int, worker_size: int) -> int:
-    """K: what the ranks of torchrun make, or else `simulated`.
+    """K: the number of workers that torchrun's ranks form, or else `simulated`.
 
     Args:
         simulated: workers of this process, without torchrun.
-        worker_size: ranks of a worker.
+        worker_size: ranks per worker.
 
     Raises:
         ConfigurationError: the ranks do not make whole workers, or simulated workers would be
@@ -58,10 +58,10 @@ def count_workers(simulated: int, worker_size: int) -> int:
 
 
 class Ranks:
-    """The S ranks of one worker, as one of them sees it; as it is, a worker of one rank.
+    """The S ranks of one worker, as one of them sees it; this class is a worker of one rank.
 
     Args:
-        index: of this rank among them, from 0.
+        index: this rank's index among them, from 0.
         size: S.
 
     >>> Ranks().total([2.0])
@@ -71,7 +71,7 @@ class Ranks:
     index, size = 0, 1
 
     def place(self, model: nn.Module, device: torch.device) -> None:
-        """Put a model that every rank has built alike where it is trained, in place."""
+        """Move a model that every rank has built alike to where it is trained, in place."""
         model.to(device)
 
     def total(self, values: Sequence[float]) -> list[float]:
@@ -80,11 +80,11 @@ class Ranks:
         return [sum(gathered[index::each]) for index in range(each)]
 
     def gather(self, values: Sequence[float]) -> list[float]:
-        """The values of all ranks, in rank order; as many on each."""
+        """The values of all ranks, in rank order; equally many from each."""
         return list(values)
 
     def naming_failures(self) -> AbstractContextManager[None]:
-        """Turn what the loss of a rank throws inside into an `ExchangeError`."""
+        """Turn what the loss of a rank raises inside into an `ExchangeError`."""
         return nullcontext()
 
     def close(self) -> None:
@@ -106,11 +106,11 @@ class FsdpRanks(Ranks):
 
         self.index, self.size = dist.get_rank(group), dist.get_world_size(group)
         self._device = device
-        # From a group, because a mesh that makes its own would not give it the run's timeout.
+        # From a group: a mesh that makes its own group would not give it the run's timeout.
         self._mesh = DeviceMesh.from_group(group, device.type, mesh_dim_names=("shard",))
 
     def place(self, model: nn.Module, device: torch.device) -> None:
-        """Shard every layer, then what is left; each is moved to the mesh's device on its own."""
+        """Shard every layer, then the rest; each moves to the mesh's device on its own."""
         from torch.distributed.fsdp import fully_shard
 
         for layer in stack_of(model):
@@ -118,16 +118,16 @@ class FsdpRanks(Ranks):
         fully_shard(model, mesh=self._mesh)
 
     def gather(self, values: Sequence[float]) -> list[float]:
-        """All-gather them."""
+        """All-gather the values."""
         return gather_values(values, self._device, self._mesh.get_group())
 
     @contextmanager
     def naming_failures(self) -> Generator[None]:
-        """Around everything that gathers weights or reduces gradients."""
+        """Wrap everything that gathers weights or reduces gradients."""
         try:
             yield
         except RuntimeError as error:
-            # Arithmetic goes on inside, too; when that fails, no rank was lost.
+            # Arithmetic may fail inside, too, and then no rank was lost.
             if not isinstance(error, dist.DistError) and "gloo" not in str(error):
                 raise
             with naming_failures("shards of a worker"):
@@ -135,18 +135,18 @@ class FsdpRanks(Ranks):
 
     def close(self) -> None:
         """Let go of the process group."""
-        # DTensor's caches never let go of the mesh, and so of gloo's threads, which now and then
-        # abort the process as it exits. Meshes of older torch know their groups by name only.
+        # DTensor's caches never let go of the mesh, and so of gloo's threads, which sometimes abort
+        # the process as it exits. Meshes of older torch know their groups by name only.
         getattr(self._mesh, "_pg_registry", {}).clear()
 
 
 def gather_values(values: Sequence[float], device: torch.device, group: Any = None) -> list[float]:
-    """The values of all ranks of a process group, in rank order; as many on each.
+    """The values of all ranks of a process group, in rank order; equally many from each.
 
     Args:
-        values: of this rank.
-        device: on which the group's backend gathers.
-        group: of the ranks; None is the default one.
+        values: this rank's values.
+        device: where the group's backend gathers.
+        group: the process group; None is the default one.
     """
     mine = torch.tensor(values, dtype=torch.float64, device=device)
     slots = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
@@ -169,7 +169,7 @@ def plain(state: Any) -> Any:
 
 
 def load_model(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Put `plain(model.state_dict())` of a model that was sharded the same way into `model`."""
+    """Load `plain(model.state_dict())` of a model that was sharded the same way into `model`."""
     into = model.state_dict()
     model.load_state_dict(
         {name: _like(into[name], value) if name in into else value for name, value in state.items()}
@@ -177,18 +177,18 @@ def load_model(model: nn.Module, state: Mapping[str, Any]) -> None:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Put `plain(optimizer.state_dict())` of an optimizer of such a model into `optimizer`."""
+    """Load `plain(optimizer.state_dict())` of an optimizer of such a model into `optimizer`."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     kept = {
         index: {key: _like(parameters[index], value) for key, value in values.items()}
-        # Copied, because an optimizer keeps what it is given.
+        # Copied, because an optimizer keeps references to what it loads.
         for index, values in deepcopy(state["state"]).items()
     }
     optimizer.load_state_dict({**state, "state": kept})
 
 
 def _like(tensor: Tensor, saved: Any) -> Any:
-    """A shard as a DTensor that is sharded as `tensor` is; anything else as it is."""
+    """A shard as a DTensor that is sharded as `tensor` is; anything else unchanged."""
     if not isinstance(saved, Mapping):
         return saved
     shard: Tensor = saved["shard"]

@@ -37,11 +37,11 @@ class WorkerIdentity:
     """The place of a worker in a run: which data it reads, and which random numbers it draws.
 
     Args:
-        number: from 0; worker 0 writes the files that exist once.
+        number: the worker's number, from 0; worker 0 writes the files that exist once.
         evaluators: number of workers that divide the validation windows among them.
-        block: part of every global batch that it reads; None reads the data shares that the worker
+        block: part of every global batch that it reads; None reads the data shares that a worker
             of an elastic run is assigned.
-        first_stream: stream of random numbers of rank 0; rank r has the r-th after it.
+        first_stream: random stream of rank 0; rank r has the r-th after it.
     """
 
     number: int = 0
@@ -54,12 +54,12 @@ class RandomStream:
     """A random stream per worker, although torch has one per process.
 
     Args:
-        seed: of the run.
-        worker: workers draw independent numbers.
-        device: whose generator is used besides the CPU's.
+        seed: the run's seed.
+        worker: number of the stream; different streams are independent.
+        device: its generator is used besides the CPU's.
 
     Attributes:
-        states: of the generators; saved and loaded with the worker.
+        states: states of the generators; saved and loaded with the worker.
     """
 
     def __init__(self, *, seed: int, worker: int, device: torch.device) -> None:
@@ -71,7 +71,7 @@ class RandomStream:
 
     @contextmanager
     def active(self) -> Generator[None]:
-        """Draw from this worker's stream in a block."""
+        """Draw from this worker's stream within a block."""
         with torch.random.fork_rng(devices=self._devices):
             torch.set_rng_state(self.states["cpu"])
             for device in self._devices:
@@ -110,10 +110,10 @@ def token_loss_sum(model: nn.Module, windows: Tensor, machine: Runtime, *, count
     """The sum of `token_losses` over the first `count` of `windows`, in the precision of a run.
 
     Args:
-        model: in training mode, which it has afterwards, too.
+        model: in training mode, and left in it.
         windows: int64 [n, time + 1]; the model also reads those that do not count.
         machine: device and precision.
-        count: up to n.
+        count: number of windows that count, up to n.
     """
     device, time = torch.device(machine.device), windows.shape[1] - 1
     total = torch.zeros((), dtype=torch.float64, device=device)
@@ -130,7 +130,7 @@ def checked_loss(loss: float, step: int) -> float:
     """`loss`, or raise `NonFiniteError`.
 
     Args:
-        loss: of the outer parameters, on the validation side.
+        loss: validation loss of the outer parameters.
         step: inner step of the run.
     """
     check(
@@ -147,20 +147,20 @@ class Worker:
     """One worker of a run, or one of its ranks.
 
     The ranks of a worker make the same calls in the same order. Each reads the worker's batch and
-    takes its rows, so that the worker sees what it would see if it were one rank.
+    takes its own rows, so that the worker sees the same data as a worker of one rank.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         data: the loaded corpus.
-        connect: makes the outer loop, or the `AsyncWorker`, of model, optimizer and method.
-        identity: which of them it is.
-        ranks: of this worker.
+        connect: makes the outer loop, or the `AsyncWorker`, from model, optimizer and method.
+        identity: which worker of the run it is.
+        ranks: the ranks of this worker.
 
     Attributes:
         outer: the outer loop; in an asynchronous run an `AsyncWorker`, whose state is saved and
             loaded alike.
-        step: inner step of the schedule, whose learning rate is set.
-        steps_taken: inner steps of this worker itself.
+        step: inner step of the schedule, which sets the learning rate.
+        steps_taken: inner steps that this worker itself has taken.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class Worker:
         self.optimizer = config.method.inner.build(self.model)
         parts = (self.model, self.optimizer, config.method)
         self.outer: Any = connect(*parts, outer_device=machine.outer_device)
-        # After the outer loop's own hook: what is clipped is what the optimizer is about to use.
+        # After the outer loop's own hook, to clip what the optimizer is about to use.
         self.optimizer.register_step_pre_hook(lambda *_: self._clip())
         self._rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.steps_taken = 0
@@ -197,7 +197,7 @@ class Worker:
         if block is not None:
             return data.training.batches(block, config.workers, config.global_batch, config.seed)
         every, rows = config.method.sync_every, config.global_batch // config.workers
-        # They have no state: the outer loop has the position.
+        # These batches have no state: the outer loop has the position.
         batch = lambda: self.outer.share * every + self.outer.inner_step % every  # noqa: E731
         samples = data.training.samples
         return (samples(batch() * rows, rows, config.seed) for _ in itertools.count())
@@ -288,7 +288,7 @@ class Worker:
         """Write the workers' consensus so that transformers loads it; the first rank writes."""
         first = self.ranks.index == 0
         with self.outer.evaluating():
-            # A new one: FSDP changed the class and the tensors of ours, which no file can hold.
+            # A new model: FSDP changed the class and tensors of ours, which no file can hold.
             model = self._build() if first and self.ranks.size > 1 else self.model
             if self.ranks.size > 1:
                 target = model.state_dict() if first else {}
@@ -322,12 +322,12 @@ class Worker:
         """Resume from `state`.
 
         Args:
-            state: of a rank of this run, or of a run with another number of workers.
+            state: state of a rank of this run, or of a run with another number of workers.
             sources: ranks of that run; None if it had as many workers.
 
         Raises:
-            MismatchError: of another number of workers: a stream is cut into as many shares.
-            CheckpointError: it is of an elastic run, and this one is not.
+            MismatchError: the number of workers changed, and with it the shares of a stream.
+            CheckpointError: `state` is from an elastic run, and this run is not elastic.
         """
         has_block = self._identity.block is not None
         check(
@@ -337,9 +337,9 @@ class Worker:
             do="thinwire join its address, or pass another --out",
             kind=CheckpointError,
         )
-        # Where there are more workers than before, several resume from one state. The first of them
-        # continues its random numbers and its error feedback; the others draw their own numbers,
-        # and have sent nothing whose error they would owe.
+        # If there are more workers than before, several resume from one state. The first of them
+        # continues its random numbers and error feedback; the others draw numbers of their own, and
+        # have sent nothing whose error they would owe.
         if sources is None or self.rank < sources:
             self.stream.states = {name: its.clone() for name, its in state["random"].items()}
             self.outer.load_state_dict(state["outer"])
@@ -353,7 +353,7 @@ class Worker:
             self.batches.load_state_dict(state["batches"])
 
     def reschedule(self, step: int) -> None:
-        """Take the learning rate of inner step `step`, counted from 0, next."""
+        """Set the learning rate to that of inner step `step`, counted from 0."""
         self.step = step
         factor = self.config.schedule.factor(step, steps=self.config.steps)
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
@@ -366,7 +366,7 @@ class Worker:
     def _clip(self) -> None:
         if not self.config.clip_norm or is_nested_step(self.optimizer):
             return
-        with self.ranks.naming_failures():  # the norm is that of all ranks' shards
+        with self.ranks.naming_failures():  # the norm covers the shards of all ranks
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
 
     def check_finite(self) -> None:
@@ -388,7 +388,7 @@ def _is_finite(tensor: Tensor | None) -> bool:
 
 
 def worker_state(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
-    """State of a worker in a checkpoint of any version: 0.2 had another form for elastic runs."""
+    """A worker's state in a checkpoint of any version; 0.2 had another form for elastic runs."""
     if "shared" not in checkpoint:
         return checkpoint["worker"]
     own = checkpoint["own"]
