@@ -1,4 +1,4 @@
-"""Sealed bytes: only what knows the run's token can read them, or make them."""
+"""Sealed bytes: only holders of the run's token can read or make them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from thinwire.storage import BufferPool
 _NONCE_NBYTES, _TAG_NBYTES = 12, 16
 _STEP_NBYTES = 1 << 30  # OpenSSL takes less than 2 GiB at once
 SEAL_NBYTES = _NONCE_NBYTES + _TAG_NBYTES
-"""By how much a sealed payload is longer: a nonce before it and an authentication tag after it."""
+"""Bytes that sealing adds to a payload: a nonce before it and an authentication tag after it."""
 
 
 def place_of(*parts: str | int) -> bytes:
-    """Where a payload belongs, as the associated data of its seal: other parts are other bytes.
+    """Where a payload belongs, as associated data of its seal: different parts, different bytes.
 
     >>> place_of("fragment 0", 3)
     b'["fragment 0",3]'
@@ -29,18 +29,18 @@ def place_of(*parts: str | int) -> bytes:
 
 
 class Sealer:
-    """Seals payloads with a key of the token's, and opens them.
+    """Seals payloads with a key derived from the token, and opens them.
 
     sealed = nonce || AES-256-GCM(key, nonce, payload, place); key = HKDF-SHA-256(token, run)
 
     Safe from any thread. A key may seal 2^32 payloads: nonces of 12 bytes are drawn at random.
 
     Args:
-        token: of the run.
-        run: its name; payloads of another one do not open.
+        token: the run's token.
+        run: the run's name; payloads of another run do not open.
 
     Attributes:
-        buffers: memory of payloads, sealed and opened.
+        buffers: memory for sealed and opened payloads.
 
     Raises:
         ConfigurationError: the package cryptography is missing.
@@ -70,7 +70,7 @@ class Sealer:
         self.buffers = BufferPool()
 
     def seal(self, payload: Tensor, place: bytes) -> Tensor:
-        """`payload` (uint8 [n], on any device) for `place`: uint8 [n + 28], on the CPU."""
+        """Seal `payload` (uint8 [n], on any device) for `place`: uint8 [n + 28], on the CPU."""
         sealed = self.buffers.take(payload.numel() + SEAL_NBYTES, torch.device("cpu"))
         into, nonce = sealed.numpy().data, os.urandom(_NONCE_NBYTES)
         into[:_NONCE_NBYTES] = nonce

@@ -1,4 +1,4 @@
-"""The certificate of a hub, and the authority behind it, which all derive from the run's token."""
+"""The certificate of a hub, and the authority behind it, which everyone derives from the token."""
 
 import datetime
 import ipaddress
@@ -8,15 +8,15 @@ from typing import Any
 from thinwire.errors import ConfigurationError
 from thinwire.security.token import Token
 
-# No machine's clock may be wrong enough to be outside.
+# Valid by any machine's clock, however wrong.
 _ALWAYS = datetime.datetime(1970, 1, 2), datetime.datetime(9999, 1, 1)
-# Of a `KeyUsage`: it signs certificates and lists of revoked ones, and nothing else.
+# Arguments of `KeyUsage`: the key signs certificates and revocation lists, nothing else.
 _SIGNS = False, False, False, False, False, True, True, False, False
 _HALF_VALIDITY = datetime.timedelta(days=400)  # some clients refuse more than 825 days
 
 
 def run_authority(token: Token) -> bytes:
-    """Certificate, in PEM, of the authority that all who know the token have.
+    """Certificate, in PEM, of the authority that all holders of the token share.
 
     Raises:
         ConfigurationError: cryptography is not installed.
@@ -29,10 +29,10 @@ def run_authority(token: Token) -> bytes:
 
 
 def hub_certificate(token: Token, hosts: Iterable[str]) -> tuple[bytes, bytes]:
-    """Certificate of a server, signed by the authority of the token, and a new private key, in PEM.
+    """Certificate of a server, signed by the token's authority, and a new private key, in PEM.
 
     Args:
-        token: of the run.
+        token: the run's token.
         hosts: names and IP addresses that clients may connect to.
 
     Raises:
@@ -80,7 +80,7 @@ def _certificate(
     *extensions: Any,
     ca: bool = False,
 ) -> bytes:
-    """A certificate of the authority's, in PEM: equal arguments give equal bytes."""
+    """A certificate issued by the authority, in PEM: equal arguments give equal bytes."""
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import Encoding
 
@@ -90,7 +90,7 @@ def _certificate(
     )
     builder = x509.CertificateBuilder(issuer, name, key, serial, *validity)
     builder = builder.add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
-    # Without these, Python from 3.13 on refuses the chain.
+    # Without these, Python 3.13 and later refuse the chain.
     extensions += (
         x509.SubjectKeyIdentifier.from_public_key(key),
         x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()),

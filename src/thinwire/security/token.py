@@ -33,7 +33,7 @@ class Token:
             do=f"pass {_SHORTEST} or more, such as: openssl rand -hex 16",
         )
         self._key = hashlib.sha256(
-            # Bytes in the environment that are not text come as surrogates.
+            # Bytes of the environment that are not text arrive as surrogates.
             b"thinwire token" + secret.encode(errors="surrogateescape")
         ).digest()
 
@@ -41,12 +41,12 @@ class Token:
         return "Token(...)"
 
     def derive(self, purpose: str) -> bytes:
-        """A key of 32 bytes for one purpose; from it no other one and no token can be found.
+        """A key of 32 bytes for one purpose, which reveals neither other keys nor the token.
 
         HKDF-SHA-256 (RFC 5869) of the token, without a salt, with `purpose` as its info.
 
         Args:
-            purpose: every use of a key has another one.
+            purpose: a text of its own for every use of a key.
 
         >>> token = Token("a secret of many characters")
         >>> token.derive("one").hex()[:16], token.derive("two").hex()[:16]
@@ -60,7 +60,7 @@ def find_token(file: Path | None = None) -> Token:
     """The token in `file`, or else in the environment variable THINWIRE_TOKEN.
 
     Raises:
-        ConfigurationError: there is no token, or the file cannot be read, or everybody can read it.
+        ConfigurationError: there is no token, or the file cannot be read, or everyone can read it.
     """
     if file is not None:
         try:
@@ -88,5 +88,5 @@ def find_token(file: Path | None = None) -> Token:
 
 
 def optional_token(file: Path | None = None) -> Token | None:
-    """`find_token`, or None where neither `file` nor the environment has one."""
+    """`find_token`, or None if neither `file` nor the environment has one."""
     return find_token(file) if file is not None or os.environ.get(TOKEN_VARIABLE) else None
