@@ -1,1 +1,1 @@
-"""Trainers of other libraries as workers: each module here needs the library of its name."""
+"""Trainers of other libraries as workers; each module here needs the library it is named after."""

@@ -1,4 +1,4 @@
-"""What trainers of other libraries that train a worker have in common."""
+"""What the integrations of other libraries' trainers have in common."""
 
 from contextlib import ExitStack
 
@@ -12,7 +12,7 @@ def check_apart(outer: OuterLoop, trainer_ranks: int) -> None:
     """Raise `ConfigurationError` if a trainer averages gradients over the workers.
 
     Args:
-        outer: of this worker.
+        outer: this worker's outer loop.
         trainer_ranks: ranks over which the trainer averages gradients.
     """
     joined = outer.transport.ranks if isinstance(outer.transport, Elastic) else 1

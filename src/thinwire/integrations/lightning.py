@@ -31,7 +31,7 @@ class LightningCallback(Callback):
 
     Args:
         method: how the workers train together.
-        transport: the connection to them, as `OuterLoop` takes it.
+        transport: the connection to the other workers, as `OuterLoop` takes it.
     """
 
     def __init__(self, method: Method, *, transport: Transport | None = None) -> None:
@@ -73,7 +73,7 @@ class LightningCallback(Callback):
             do="leave it out, or shard with fully_shard() in your own loop",
         )
         if stage == "fit" and self._outer is None:
-            # There are no optimizers yet.
+            # The optimizers do not exist yet.
             self._outer = OuterLoop(pl_module, [], self.method, transport=self._transport)
             check_apart(self._outer, trainer.world_size)
 
@@ -112,12 +112,12 @@ class LightningCallback(Callback):
         self.outer.step()
         self._follow(trainer)
         if self.outer.is_elastic and 0 < trainer.max_steps <= trainer.global_step:
-            # A run that went on without the last steps is trained to its end again.
+            # If the run went on without this worker's last steps, train it to its end again.
             self.outer.flush()
             self._follow(trainer)
         numbers = {name: float(value) for name, value in logged(self.outer).items()}
         if self.outer.is_elastic:
-            # The x-axis of loggers, which would count this worker's batches.
+            # The x-axis of loggers, which would otherwise count this worker's batches.
             numbers["step"] = float(trainer.global_step)
         pl_module.log_dict(numbers)
 
@@ -151,7 +151,7 @@ class LightningCallback(Callback):
         return {"outer": self._outer.state_dict(), "trainer_step": self._seen_steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep it until training starts: Lightning restores the weights in between."""
+        """Keep the state until training starts: Lightning restores the weights in between."""
         self._saved = state_dict or None
 
 

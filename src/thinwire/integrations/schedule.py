@@ -10,10 +10,10 @@ from thinwire.errors import ConfigurationError, check
 
 
 class FollowedSchedule:
-    """A scheduler that can be moved by any number of steps, also back.
+    """A scheduler that can move by any number of steps, forwards or back.
 
     Args:
-        scheduler: of torch; its rates must be a function of its steps alone.
+        scheduler: a torch scheduler, whose rates must be a function of its steps alone.
 
     Raises:
         ConfigurationError: its rates depend on a metric, or it is no torch scheduler.
@@ -44,7 +44,7 @@ class FollowedSchedule:
         """Take `steps` steps of the scheduler; a negative number goes back.
 
         Raises:
-            ConfigurationError: that is before the step at which this process began.
+            ConfigurationError: the target is before the step at which this process began.
         """
         target = self._scheduler.last_epoch + steps
         check(
@@ -59,7 +59,7 @@ class FollowedSchedule:
             for group, settings in zip(groups, self._first_groups, strict=True):
                 group.update(copy.deepcopy(settings))
         with warnings.catch_warnings():
-            # It is not the optimizer of this worker that took these steps.
+            # This worker's optimizer did not take these steps.
             warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
             while self._scheduler.last_epoch < target:
                 self._scheduler.step()

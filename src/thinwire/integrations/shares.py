@@ -1,4 +1,4 @@
-"""A data set in numbered shares, of which no two workers read the same one."""
+"""A data set in numbered shares, each of which only one worker reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T_co = TypeVar("T_co", covariant=True)
 class ShareDataset(IterableDataset[T_co]):
     """The rows of a worker's data share; each pass reads the rest of one round.
 
-    With b rows at an inner step and H steps in a round, share s is samples s b H to (s + 1) b H - 1
+    With b rows per inner step and H steps in a round, share s is samples s b H to (s + 1) b H - 1
     of one global order, which repeats all rows, shuffled, epoch by epoch. No two workers get the
     same share, so no row of an epoch is read twice, whatever the number of workers and restarts.
     Iterate again for the next round: an epoch of a trainer is then a round.
@@ -28,15 +28,15 @@ class ShareDataset(IterableDataset[T_co]):
     Args:
         rows: the data set, such as a `torch.utils.data.Dataset` with a length; the same on all
             workers.
-        outer: returns the outer loop when the first pass begins. A trainer's callback may build the
-            loop after the data set.
-        rows_per_step: b, rows that this worker reads at an inner step: its batch size times the
+        outer: returns the outer loop; called only when the data set is used, since a trainer's
+            callback may build the loop after the data set.
+        rows_per_step: b, rows that this worker reads per inner step: its batch size times the
             number of accumulated batches.
-        seed: of the order, the same on all workers.
+        seed: seed of the order, the same on all workers.
 
     Raises:
         ConfigurationError: there are no rows, or `rows_per_step` is below 1. When read: in another
-            process than the loop's, or with another number of rows at an inner step.
+            process than the loop's, or with another number of rows per inner step.
 
     >>> import torch
     >>> from thinwire import presets
@@ -66,7 +66,7 @@ class ShareDataset(IterableDataset[T_co]):
         return self._outer().method.sync_every * self._rows_per_step
 
     def __iter__(self) -> Iterator[T_co]:
-        """Return the rows that are left of this worker's share."""
+        """Yield the remaining rows of this worker's share."""
         check(
             get_worker_info() is None,
             "read a share in a worker process of a DataLoader",
@@ -83,7 +83,7 @@ class ShareDataset(IterableDataset[T_co]):
         order = window_order(start, (share + 1) * len(self), len(self._rows), self._seed)
         for index in order.tolist():
             if outer.inner_step < step:
-                return  # put back after its last step, with another share
+                return  # the loop went back after its last step, to another share
             step = outer.inner_step
             if outer.share != share:
                 raise self._other_rows(f"share {share} was not read to its end in its round")

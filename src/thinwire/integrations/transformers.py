@@ -12,7 +12,7 @@ from thinwire.integrations.schedule import FollowedSchedule
 from thinwire.live_weights import with_hooks
 from thinwire.outer_loop import OuterLoop
 
-# As accelerate calls them.
+# Names that accelerate uses.
 _OWN_CHECKPOINTS = ("DEEPSPEED", "FSDP", "MEGATRON_LM")
 
 
@@ -49,11 +49,11 @@ class TransformersCallback(TrainerCallback):
 
         Raises:
             ConfigurationError: the Trainer steps another optimizer, averages gradients over the
-                workers, shards by DeepSpeed or FSDP, would load another model as the best one than
-                it evaluated, or skips data in an elastic run.
+                workers, shards by DeepSpeed or FSDP, would load as its best model one that it did
+                not evaluate, or skips data in an elastic run.
         """
         self._check(trainer.args, trainer.optimizer)
-        # Numbers go to the loggers in the order of the callbacks, and flags come from others.
+        # The log comes first, before the loggers; this comes last, after callbacks that set flags.
         trainer.callback_handler.callbacks.insert(0, self._log)
         trainer.add_callback(self)
         return self
@@ -87,7 +87,7 @@ class TransformersCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
         """Prepare for an evaluation, or for the end of training."""
-        # Trainer may load its best model next, which must not be taken for training.
+        # Flush now: Trainer may load its best model next, which must not count as training.
         if control.should_training_stop:
             self.outer.flush()
             self._follow(state, self.outer.inner_step)
@@ -103,7 +103,7 @@ class TransformersCallback(TrainerCallback):
     def on_train_end(self, args: TrainingArguments, *_: Any, **given: Any) -> None:
         """Leave the outer parameters in the model, unless Trainer has loaded its best model."""
         if not args.load_best_model_at_end:
-            # A worker that was put back, and has no further epoch, does not end the others' run.
+            # A worker that went back to an earlier step, with no epoch left, must not end the run.
             if not self.outer.is_elastic:
                 self.outer.flush()
             begin_evaluation(self._evaluation, self.outer)
@@ -116,7 +116,7 @@ class TransformersCallback(TrainerCallback):
             state.global_step = step
 
     def _check(self, args: TrainingArguments, optimizer: Any) -> None:
-        # Accelerate wraps it once training has begun.
+        # Accelerate wraps the optimizer once training has begun.
         check(
             with_hooks(optimizer) is self._optimizer,
             "train with this Trainer",
@@ -168,7 +168,7 @@ class _Log(TrainerCallback):
     """Adds numbers of the outer loop, and corrects losses of a worker that caught up.
 
     Attributes:
-        moved_steps: by which the Trainer was moved, and which it did not train.
+        moved_steps: steps that the Trainer was moved by without training them.
     """
 
     def __init__(self, outer: OuterLoop) -> None:
@@ -176,7 +176,7 @@ class _Log(TrainerCallback):
         self.begin(0)
 
     def begin(self, step: int) -> None:
-        """Training begins at `step`."""
+        """Note that training begins at `step`."""
         self.moved_steps = self._moved_at_log = 0
         self._first_step = self._step_at_log = step
 
@@ -188,12 +188,12 @@ class _Log(TrainerCallback):
             found |= self._own_losses(state, logs)
             logs.update(found)
             self._outer.report(loss=logs.get("loss"))
-        # Trainer has copied it already.
+        # Trainer has copied `logs` already.
         if state.log_history:
             state.log_history[-1].update(found)
 
     def _own_losses(self, state: TrainerState, logs: dict[str, Any]) -> dict[str, float]:
-        """Means over the steps that this worker trained; Trainer divides by those of the run."""
+        """Mean losses over this worker's own steps; Trainer divides by the steps of the run."""
         found: dict[str, float] = {}
         step, moved = state.global_step, self.moved_steps
         if "loss" in logs:
