@@ -1,4 +1,4 @@
-"""Conditions under which the losses of runs can be compared, before and after they have run."""
+"""Conditions under which the losses of runs can be compared, before and after the runs."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ _FINGERPRINT = re.compile("[0-9a-f]{64}")
 def common_fields(described: Mapping[str, Any]) -> dict[str, str]:
     """The fields of a described configuration that all runs of a comparison share, flat.
 
-    They fix the model, the tokens that are read in all and in a step, and what is validated on.
+    They fix the model, the tokens read in total and per step, and the validation data.
     """
     return flatten_description(migrate_names({name: described.get(name) for name in _COMMON}))
 
@@ -25,9 +25,9 @@ def common_fields(described: Mapping[str, Any]) -> dict[str, str]:
 def common_ground(run: FinishedRun) -> dict[str, str]:
     """Fields that runs must share for their losses to be compared, flat.
 
-    `common_fields`, and what only a finished run knows.
+    These are `common_fields`, and what only a finished run knows.
     """
-    # The built-in corpora are files of an installation: another Python, other tokens.
+    # Built-in corpora are files of the installation: another Python has other tokens.
     unknown = f"not recorded (Python {run.summary.versions.get('python', 'unknown')})"
     return common_fields(run.config.described) | {
         "parameters": str(run.summary.parameters),
@@ -41,7 +41,7 @@ def not_comparable(runs: Sequence[FinishedRun]) -> dict[Path, str]:
     """Folders of the runs that cannot be compared with most of `runs`, and why not.
 
     Args:
-        runs: if two groups of them are as large, the one that begins first is the majority.
+        runs: of two equally large groups, the one that comes first is the majority.
     """
     grounds = {run.folder: common_ground(run) for run in runs}
     each = list(grounds.values())
@@ -54,7 +54,7 @@ def not_comparable(runs: Sequence[FinishedRun]) -> dict[Path, str]:
 
 
 def differences(its: Mapping[str, str], others: Mapping[str, str]) -> str:
-    """All fields in which a run's ground is not that of the others.
+    """All fields in which a run's ground differs from that of the others.
 
     >>> differences({"steps": "3", "tokens": "9"}, {"steps": "3", "tokens": "6", "corpus": "x"})
     'corpus is missing, not x; tokens is 9, not 6'
@@ -76,10 +76,10 @@ def check_comparable(described: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse runs of different tokens, models or data before they are trained.
 
     Args:
-        described: configurations, by what messages call them.
+        described: configurations, by the labels that messages use.
 
     Raises:
-        ConfigurationError: two differ; names the fields and both values.
+        ConfigurationError: two differ; the error names the fields and both values.
     """
     (first, config), *others = described.items()
     reference = common_fields(config)

@@ -1,4 +1,4 @@
-"""The runs below some folders, and which runs a comparison there will have before they begin."""
+"""The runs below some folders, and runs that a comparison there is yet to begin."""
 
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -43,7 +43,7 @@ def _below(path: Path, depth: int) -> Iterable[Path]:
 
 
 def note_planned_runs(out: Path, runs: Collection[str], *, is_over: bool) -> None:
-    """Note in a comparison's folder which runs it has.
+    """Note in a comparison's folder which runs it consists of.
 
     Args:
         out: the comparison's folder.
@@ -69,7 +69,7 @@ def find_planned_runs(paths: Sequence[Path]) -> dict[Path, RunStatus]:
 def is_over(paths: Sequence[Path]) -> bool:
     """True if all runs in `paths` have ended.
 
-    A comparison records this itself, as it may have runs that have not begun. A run whose process
+    A comparison records this itself, since some of its runs may not have begun. A run whose process
     was killed has not ended: it may be resumed.
 
     Args:
@@ -88,5 +88,5 @@ def _is_over(path: Path) -> bool:
 def _read(path: Path) -> dict[str, Any]:
     try:
         return dict(read_object(path / _FILE))
-    except CheckpointError:  # not the folder of a comparison, or of one of an earlier version
+    except CheckpointError:  # no comparison's folder, or one that an earlier version wrote
         return {}

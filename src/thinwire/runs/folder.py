@@ -11,7 +11,7 @@ from thinwire.files import replace_text
 from thinwire.handshake import check_same
 from thinwire.runs.schema import identities, read_config, read_summary, step_of
 
-# Fields that change with the number of workers: each has its share of the cores.
+# Fields that change with the number of workers, since these share the cores.
 _WITH_WORKERS = ("workers", "machine.threads")
 
 
@@ -33,7 +33,7 @@ class RunFolder:
         return dict(read_summary(self.path).described)
 
     def check_free(self) -> None:
-        """Raise `ConfigurationError` if the folder has a run, which is left alone."""
+        """Raise `ConfigurationError` if the folder has a run; leave that run alone."""
         if self.has_run():
             what = f"start a run in {self.path}"
             do = "add --resume to continue that one, or pass another --out"
@@ -59,7 +59,7 @@ class RunFolder:
             ) from error
 
     def note_data(self, fingerprint: str) -> None:
-        """Record the fingerprint of the tokens: a corpus of one name may differ between machines.
+        """Record the fingerprint of the tokens: corpora of one name may differ between machines.
 
         Raises:
             CheckpointError: it cannot be written.
@@ -77,9 +77,9 @@ class RunFolder:
         """Raise `MismatchError` if the run of this folder was started with another configuration.
 
         Args:
-            config: of the run to continue.
-            saved: what a checkpoint has in its place; default config.json.
-            other_workers: the number of workers has changed.
+            config: configuration of the run to continue.
+            saved: a checkpoint's record of the configuration; default config.json.
+            other_workers: whether the number of workers has changed.
         """
         may_differ = _WITH_WORKERS if other_workers else ()
         theirs, mine = identities(self.config() if saved is None else saved, config, may_differ)
@@ -101,12 +101,12 @@ class RunFolder:
         return dict(read_config(self.path).described)
 
     def is_elastic(self) -> bool:
-        """True if the run is of an elastic worker: only these write events."""
+        """True if an elastic worker wrote the run: only these write events."""
         return (self.path / "events.jsonl").exists()
 
     def has_run(self) -> bool:
         """True if a run was begun in this folder."""
-        # Checkpoints alone would be taken for those of the next run.
+        # Otherwise the next run would take leftover checkpoints for its own.
         return (self.path / "config.json").exists() or self.checkpoints.exists()
 
     def cut_metrics(self, step: int) -> None:

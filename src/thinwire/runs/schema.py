@@ -37,19 +37,19 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """config.json.
 
     Args:
-        method: its text.
+        method: the method's text.
         sync_every: H.
         workers: K.
-        worker_size: ranks of a worker.
-        threads: of the CPU, per rank; 0 if no number was fixed.
+        worker_size: ranks per worker.
+        threads: CPU threads per rank; 0 if no number was fixed.
         steps: inner steps of every worker.
         global_batch: sequences per inner step over all workers.
-        sequence_length: tokens of a sequence.
-        seed: of initial weights and order of the data.
+        sequence_length: tokens per sequence.
+        seed: seed of initial weights and order of the data.
         model_size: name or file of the model.
         corpus: name or path of the text.
-        tokenizer: of the text.
-        described: all of the file, nested, with today's names of slots.
+        tokenizer: name of the tokenizer.
+        described: the whole file, nested, with current names of slots.
     """
 
     method: str
@@ -88,20 +88,20 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         method: as in config.json.
         workers: K.
-        parameters: of the model.
+        parameters: number of parameters of the model.
         steps: inner steps of every worker.
-        tokens: read by all workers together.
-        val_loss: of the outer parameters at the end, in nats per token.
+        tokens: tokens read by all workers together.
+        val_loss: validation loss of the final outer parameters, in nats per token.
         sent_bytes_per_worker: counted at the transport, a payload once, however many receive it.
         received_bytes_per_worker: counted at the transport.
         peak_sent_bytes_per_step: most that a worker sent after one inner step.
-        added_nbytes: that sealing added to each message; None where they were not sealed.
-        wall_s: of the whole run.
+        added_nbytes: bytes that sealing added to each message; None if they were not sealed.
+        wall_s: duration of the whole run.
         workers_here: workers that shared the process; None in runs of older versions.
-        is_elastic: workers could join and leave.
-        contributions: number of rejected or clipped ones, by member and kind.
-        versions: of Python, torch and others.
-        described: all of the file.
+        is_elastic: whether workers could join and leave.
+        contributions: number of rejected or clipped contributions, by member and kind.
+        versions: versions of Python, torch and others.
+        described: the whole file.
     """
 
     method: str
@@ -127,17 +127,17 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         step: inner steps.
-        tokens: read by all workers together.
-        loss: of training, mean of the workers since the record before.
-        sent_bytes: by a worker, a payload once.
-        received_bytes: by a worker.
-        wait_s: waits of a worker for exchanges.
-        overlapped_s: of exchanges while it trained.
-        wall_s: of the run so far.
-        val_loss: of the outer parameters; None if they were not evaluated.
+        tokens: tokens read by all workers together.
+        loss: training loss, averaged over the workers.
+        sent_bytes: bytes that a worker sent, each payload counted once.
+        received_bytes: bytes that a worker received.
+        wait_s: time that a worker waited for exchanges.
+        overlapped_s: time of exchanges while the worker trained.
+        wall_s: duration of the run so far.
+        val_loss: validation loss of the outer parameters; None if they were not evaluated.
         rounds: exchanges that were applied; None in runs of earlier versions.
-        training_s: in inner and outer steps; None in runs of earlier versions.
-        inner_s: of these, in inner steps; None in runs of earlier versions.
+        training_s: time in inner and outer steps; None in runs of earlier versions.
+        inner_s: the part of it in inner steps; None in runs of earlier versions.
         state_bytes: bytes of each state of a worker, by name; empty if not measured.
     """
 
@@ -161,7 +161,7 @@ class FinishedRun:
     """A finished run whose files agree with each other.
 
     Args:
-        folder: of the run.
+        folder: the run's folder.
         config: config.json.
         summary: summary.json.
         records: metrics.jsonl, in the order of their steps; at least one.
@@ -182,7 +182,7 @@ def read_config(folder: Path) -> RunConfig:
     """The configuration of the run in `folder`.
 
     Raises:
-        CheckpointError: it is missing, damaged or that of something else.
+        CheckpointError: it is missing, damaged, or not a run's.
     """
     file = folder / "config.json"
     if not file.exists():
@@ -214,7 +214,7 @@ def read_finished(folder: Path) -> FinishedRun:
     """The run in `folder`, which has a summary.
 
     Raises:
-        CheckpointError: a file is missing or damaged, or two of them are not of one and the same
+        CheckpointError: a file is missing or damaged, or two files do not belong to the same
             run.
     """
     config, noted, metrics = read_config(folder), folder / "data.json", folder / "metrics.jsonl"
@@ -262,7 +262,7 @@ class _Step(msgspec.Struct):
 
 
 def step_of(line: bytes) -> int | None:
-    """The step of a line of metrics.jsonl; None of one that is damaged.
+    """The step of a line of metrics.jsonl; None if the line is damaged.
 
     >>> step_of(b'{"step": 3, "loss": 1.0}'), step_of(b'{"step": 3, "lo')
     (3, None)
@@ -277,7 +277,7 @@ def read_object(file: Path) -> dict[str, Any]:
     """The object that a JSON file holds.
 
     Raises:
-        CheckpointError: it cannot be read, or holds something else.
+        CheckpointError: it cannot be read, or holds no object.
     """
     return _parsed(_content(file), dict[str, Any], file, file.name)
 
@@ -298,7 +298,7 @@ def _parsed(text: bytes, kind: type[T], file: Path, where: str) -> T:
 
 
 def _typed(fields: Mapping[str, Any], kind: type[T], file: Path, where: str) -> T:
-    """`fields` as `kind`; one that is null counts as missing."""
+    """`fields` as `kind`; a null field counts as missing."""
     given = {name: value for name, value in fields.items() if value is not None}
     try:
         return msgspec.convert(given, kind)
@@ -321,7 +321,7 @@ def _short(value: Any) -> str:
 def identity_fields(description: Mapping[str, Any]) -> dict[str, str]:
     """The fields of a described configuration that decide what a run computes, flat.
 
-    Two folders with equal identity fields have the same run.
+    Two folders with equal identity fields hold the same run.
 
     Args:
         description: nested as in config.json, or flat as in a checkpoint.
@@ -333,7 +333,7 @@ def identity_fields(description: Mapping[str, Any]) -> dict[str, str]:
     return {
         name: value
         for name, value in flat.items()
-        # Earlier versions could also simulate workers otherwise, with other rounding.
+        # Earlier versions could also simulate workers in another way, with other rounding.
         if name not in _NOT_COMPUTED and (name, value) != ("machine.simulation", "threads")
     }
 
@@ -341,15 +341,15 @@ def identity_fields(description: Mapping[str, Any]) -> dict[str, str]:
 def identities(
     begun: Mapping[str, Any], asked_for: Mapping[str, Any], ignored: tuple[str, ...] = ()
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The identity fields of a run that was begun and of a requested one, comparable.
+    """The identity fields of an earlier run and of a requested one, made comparable.
 
-    Earlier versions recorded the name of the model's file and not its contents, which are then left
-    out of both.
+    Earlier versions recorded the name of the model's file and not its contents; both results then
+    leave out the contents.
 
     Args:
-        begun: as in `identity_fields`.
-        asked_for: as in `identity_fields`.
-        ignored: how the names of fields begin that may differ.
+        begun: description of the earlier run, as in `identity_fields`.
+        asked_for: description of the requested run, as in `identity_fields`.
+        ignored: prefixes of the names of fields that may differ.
 
     >>> identities({"model": {"size": "a"}}, {"model": {"size": "a", "configuration": {"b": 1}}})
     ({'model.size': 'a'}, {'model.size': 'a'})

@@ -11,9 +11,9 @@ class Estimate:
     """A mean over seeds and its standard error.
 
     Args:
-        mean: over the seeds.
-        standard_error: of the mean; None for a single seed.
-        seeds: of the mean.
+        mean: mean over the seeds.
+        standard_error: standard error of the mean; None for a single seed.
+        seeds: seeds that the mean is over.
     """
 
     mean: float
@@ -54,7 +54,7 @@ def estimate(by_seed: Mapping[int, float]) -> Estimate:
 def paired_difference(by_seed: Mapping[int, float], base: Mapping[int, float]) -> Estimate | None:
     """Mean of x_s - b_s over the seeds that both have; None without a common seed.
 
-    Runs of one seed share initial weights and data, so that their difference varies less than they
+    Runs of one seed share initial weights and data, so their difference varies less than the runs
     do.
 
     Args:
@@ -69,7 +69,7 @@ def paired_difference(by_seed: Mapping[int, float], base: Mapping[int, float]) -
 
 
 def mean_curve(by_seed: Mapping[int, Mapping[int, float]]) -> dict[int, Estimate]:
-    """The mean of a quantity over seeds, at every step at which it is known of all, in order.
+    """The mean of a quantity over seeds, at each step where all seeds have it, in order.
 
     Args:
         by_seed: seed to step to value.

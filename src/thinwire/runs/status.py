@@ -40,8 +40,8 @@ class RunStatus:
     """A run's state, and the run itself if it is finished.
 
     Args:
-        state: of the run.
-        why: the reason, in words; empty if it is finished.
+        state: the run's state.
+        why: the reason, in words; empty if the run is finished.
         run: None unless the state is finished.
     """
 
@@ -57,7 +57,7 @@ def read_run(folder: Path) -> RunStatus:
     """The run in `folder`, or the reason why it has no result.
 
     Args:
-        folder: of one run.
+        folder: folder of one run.
     """
     try:
         return _read(folder)
@@ -91,7 +91,7 @@ def has_files_of_run(folder: Path) -> bool:
 
 
 def _last_step(folder: Path) -> str:
-    """The last recorded step, also of a run that was killed while it wrote."""
+    """The last recorded step, even of a run that was killed while it wrote."""
     try:
         lines = (folder / "metrics.jsonl").read_bytes().splitlines()
     except OSError:
@@ -100,10 +100,10 @@ def _last_step(folder: Path) -> str:
 
 
 def status_of(folder: Path, described: Mapping[str, Any]) -> RunStatus:
-    """Status of one certain run.
+    """Status of the run with a given configuration.
 
     Args:
-        folder: of the run, which may not exist.
+        folder: folder of the run, which may not exist.
         described: configuration of the run.
     """
     try:
@@ -111,7 +111,7 @@ def status_of(folder: Path, described: Mapping[str, Any]) -> RunStatus:
     except CheckpointError:
         theirs = None
     if theirs is not None:
-        # Its own part of the cores is no reason to run again, unless a number was asked for.
+        # Another share of the cores is no reason to run again, unless a number was asked for.
         ignored = () if described["machine"]["threads"] else ("machine.threads",)
         there, here = identities(theirs.described, described, ignored)
         field = first_difference(there, here)
@@ -128,7 +128,7 @@ def status_of(folder: Path, described: Mapping[str, Any]) -> RunStatus:
 
 
 def note_failure(folder: Path, kind: str, why: str) -> None:
-    """Record in a run's folder why it ended; a folder without a run gets nothing."""
+    """Record in a run's folder why the run ended; a folder without a run gets nothing."""
     if RunFolder(folder).has_run():
         write_json(folder / _FAILURE, {"kind": kind, "why": why})
 

@@ -10,7 +10,7 @@ from thinwire.runs.schema import FinishedRun, RunConfig, RunRecord, identity_fie
 from thinwire.runs.statistics import Estimate, estimate, mean_curve
 from thinwire.transport.metered import times_fewer, up_and_down
 
-# Where a run happened, how often something was noted, and the seed: not what was trained.
+# The seed, the method's name and the threads do not make another variant.
 _NOT_OF_A_VARIANT: Final = ("seed", "method.name", "machine.threads")
 _SYMBOLS: Final = {"workers": "K", "method.sync_every": "H"}
 _FEW: Final = 3
@@ -23,8 +23,8 @@ class Variant:
     """Runs that differ only in their seed, and their statistics.
 
     Args:
-        label: of charts and tables; unique in a comparison.
-        runs: by rising seed; at least one.
+        label: name in charts and tables; unique in a comparison.
+        runs: at least one, in order of their seeds.
     """
 
     label: str
@@ -37,7 +37,7 @@ class Variant:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Fields of the configuration, flat, without those that all variants may differ in."""
+        """Fields of the configuration, flat, without those that may differ within a variant."""
         return _settings(self.runs[0])
 
     @property
@@ -54,7 +54,7 @@ class Variant:
         """Bytes of a worker in the whole run, mean over seeds.
 
         Args:
-            relayed: through a store or a hub, in place of point to point.
+            relayed: whether through a store or a hub, instead of point to point.
         """
         sent = self.mean(lambda run: run.summary.sent_bytes_per_worker)
         received = self.mean(lambda run: run.summary.received_bytes_per_worker)
@@ -63,12 +63,12 @@ class Variant:
 
     @property
     def moved_bytes(self) -> float:
-        """Up + down through a store."""
+        """Bytes up + down through a store."""
         return sum(self.up_and_down(relayed=True))
 
     @property
     def times_fewer(self) -> tuple[float | None, float | None]:
-        """Through a store and point to point, than an all-reduce of 16-bit gradients moves."""
+        """How many times fewer bytes than an all-reduce of 16-bit gradients: by store, direct."""
         its = self.runs[0].summary
         size = {"workers": its.workers, "parameters": its.parameters, "steps": its.steps}
         store, direct = (self.up_and_down(relayed=relayed) for relayed in (True, False))
@@ -90,7 +90,7 @@ class Variant:
         """A quantity of a record, averaged over seeds, at the steps where all runs have it.
 
         Args:
-            quantity: None in records that lack it.
+            quantity: reads it from a record; None if the record lacks it.
         """
         by_seed = {
             run.config.seed: {
@@ -104,9 +104,9 @@ class Variant:
 
 
 def repeated_runs(runs: Sequence[FinishedRun]) -> dict[Path, str]:
-    """Folders of runs with the configuration and seed of an earlier run, and that run.
+    """Folders of runs that repeat an earlier run's configuration and seed, and why.
 
-    A copy has no information about the spread over seeds.
+    A copy says nothing about the spread over seeds.
     """
     first: dict[tuple[_Key, int], FinishedRun] = {}
     repeated: dict[Path, str] = {}
@@ -119,10 +119,10 @@ def repeated_runs(runs: Sequence[FinishedRun]) -> dict[Path, str]:
 
 
 def variants_of(runs: Sequence[FinishedRun]) -> list[Variant]:
-    """`runs` as variants: methods in the order of their first runs, then by K and H.
+    """Group `runs` into variants: methods in the order of their first runs, then by K and H.
 
     Args:
-        runs: no two with the same configuration and seed.
+        runs: runs of which no two have the same configuration and seed.
     """
     methods = list(dict.fromkeys(run.config.method for run in runs))
 
@@ -162,7 +162,7 @@ def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _labels(runs: Sequence[FinishedRun]) -> list[str]:
-    """The method of each, and what tells it from others of that method; no two are the same."""
+    """The method of each run, and what sets it apart from others of that method; all unique."""
     settings: dict[str, list[dict[str, str]]] = {}
     for run in runs:
         settings.setdefault(run.config.method, []).append(_settings(run))
