@@ -1,1 +1,1 @@
-"""Checks before a run: this machine, and the store in which workers meet."""
+"""Checks before a run: of this machine, and of the store where workers meet."""

@@ -1,4 +1,4 @@
-"""A finding, how a check is run that may hang, and checks of this machine."""
+"""Findings, running checks that may hang, and checks of this machine."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _INSTALL_ELASTIC = "pip install 'thinwire[elastic]'"
 
 
 class RunAdvice(NamedTuple):
-    """Advice for a link that was measured.
+    """Advice for a measured link.
 
     Args:
-        advice: methods with which elastic workers can train.
-        job: what it is for.
-        model: value of --model; None: only the size of the model is known.
+        advice: methods that elastic workers can train with.
+        job: the job that it is for.
+        model: value of --model; None if only the size of the model is known.
     """
 
     advice: Advice
@@ -48,11 +48,11 @@ class Finding(NamedTuple):
     """The result of a check.
 
     Args:
-        status: `fail` if a run cannot work so.
+        status: `fail` if no run can work like this.
         found: the result, in words.
         do: remedy; empty without one.
-        run: advice, of the check of methods.
-        name: of the check.
+        run: advice, from the check of methods.
+        name: name of the check.
     """
 
     status: Status
@@ -70,9 +70,9 @@ def examine(name: str, check: Check, *, limit_s: float = 5.0) -> Finding:
     """The finding of `check`, or a warning that it failed or took longer than `limit_s`.
 
     Args:
-        name: of the check.
+        name: name of the check.
         check: runs in a thread.
-        limit_s: after which it is abandoned.
+        limit_s: seconds after which the check is abandoned.
 
     >>> examine("it", lambda: Finding("ok", "there")).name
     'it'
@@ -89,7 +89,7 @@ def examine(name: str, check: Check, *, limit_s: float = 5.0) -> Finding:
             do = "report this line as a bug"
             found.append(Finding("warn", f"not established: {error!r}", do))
 
-    # A look-up of a name cannot be interrupted, but a daemon thread does not keep the process.
+    # A name look-up cannot be interrupted, but a daemon thread does not keep the process alive.
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
     thread.join(limit_s)
@@ -120,7 +120,7 @@ def _package(name: str, lowest: tuple[int, ...], lacking: Status, do: str) -> Fi
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return Finding(lacking, "not installed", do)
-    # Without what follows the release: 2.13.0+cpu is (2, 13, 0).
+    # Drop what follows the release: 2.13.0+cpu is (2, 13, 0).
     release = re.match(r"\d+(\.\d+)*", version)
     if release and tuple(map(int, release[0].split("."))) >= lowest:
         return Finding("ok", version)
@@ -143,9 +143,9 @@ def _token(file: Path | None) -> Finding:
     try:
         find_token(file)
     except ConfigurationError as error:
-        # Without one, what workers write is as readable as the store.
+        # Without a token, whoever can read the store can read what workers write.
         return Finding("warn" if file is None else "fail", error.because, error.do)
-    # Only the run knows whether it is the right one.
+    # Only the run can tell whether it is the right token.
     where = "THINWIRE_TOKEN or the address" if file is None else str(file)
     return Finding("ok", f"of the right form, in {where}")
 

@@ -1,4 +1,4 @@
-"""Which method fits a link that was measured, by the planner."""
+"""Which method fits a measured link, according to the planner."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _WORDS: Final = {"None": None, "False": False, "True": True, "inf": math.inf}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpectedRun:
-    """The run to plan for, as far as the user described it; the doctor chooses what is None.
+    """The run to plan for, as far as the user described it; the doctor fills in what is None.
 
     Args:
-        shape: of the model.
+        shape: shape of the model.
         model: value of --model, if it was passed.
         workers: K.
-        step_s: of an inner step.
+        step_s: duration of an inner step.
     """
 
     shape: Shape | None = None
@@ -49,8 +49,8 @@ class RunDescription:
     """A run under way, as its store describes it.
 
     Args:
-        fields: of its model and method, flat; empty without a run.
-        workers: present ones; none once it is over.
+        fields: description of its model and method, flat; empty without a run.
+        workers: number of workers present; 0 once the run is over.
 
     >>> RunDescription(fields={"parameters.h.0.w": "[2, 3]"}).size()
     (6, 1)
@@ -72,7 +72,7 @@ class RunDescription:
         return sum(numels), min(sum(numels), max(1, len(layers)))
 
     def method(self) -> Method | None:
-        """Its method; None if unknown, also to this version of thinwire."""
+        """Its method; None if the run names none, or one that this version of thinwire lacks."""
         flat = {key: text for key, text in self.fields.items() if key.startswith("method.")}
         try:
             return Method.from_dict(_nested({"method.name": "method", **flat})["method"])
@@ -81,7 +81,7 @@ class RunDescription:
 
 
 def _nested(flat: Mapping[str, str]) -> Any:
-    """What `flatten_description` made flat; a text that looks like a number becomes one."""
+    """Undo `flatten_description`; a text that looks like a number becomes one."""
     branches: dict[str, dict[str, str]] = {}
     for path, text in flat.items():
         name, _, below = path.partition(".")
@@ -102,12 +102,12 @@ def _value(text: str) -> Any:
 def method_finding(link: Link | None, planned: ExpectedRun, run: RunDescription) -> Finding:
     """Advice for workers that all have this link to the store.
 
-    A run under way has a method, and a worker that joins cannot choose another. While that method
-    keeps it busy, no other is searched.
+    A run under way has a method, and a joining worker cannot choose another. If that method keeps
+    the worker busy, no other is searched for.
 
     Args:
-        link: as measured; None: it was not.
-        planned: the run as the user described it, which counts more than the store.
+        link: the measured link; None if it was not measured.
+        planned: the run as the user described it, which takes precedence over the store.
         run: the run as the store describes it.
     """
     if link is None:
@@ -119,7 +119,7 @@ def method_finding(link: Link | None, planned: ExpectedRun, run: RunDescription)
     step = duration_text(job.compute.step_s)
     figures += f"{step} a step (yours: --model, --workers, --step-time)"
     method, own = run.method(), list[str]()
-    with suppress(ConfigurationError):  # it does not fit the model; thinwire plan says why
+    with suppress(ConfigurationError):  # the method does not fit the model; thinwire plan says why
         if method is not None:
             row = forecast(method, job, target=_TARGET)
             named, busy = f"{row.method} (H={row.sync_every_steps})", share_text(row.utilisation)
@@ -142,7 +142,7 @@ def method_finding(link: Link | None, planned: ExpectedRun, run: RunDescription)
 
 
 def _job(link: Link, planned: ExpectedRun, run: RunDescription) -> tuple[Job, str | None]:
-    """The job as the user described it, else as the store does, else assumed; and its --model."""
+    """The job, as described by the user, else by the store, else assumed; and its --model."""
     size, shape, model = run.size(), planned.shape, planned.model
     if shape is None and size is not None:
         shape = Shape.of_size(*size)
@@ -150,7 +150,7 @@ def _job(link: Link, planned: ExpectedRun, run: RunDescription) -> tuple[Job, st
         shape, model = resolve(_MODEL), _MODEL
     job = Job(
         shape=shape,
-        # With this one, which may be the second.
+        # Including this worker, which may be the second.
         workers=max(_WORKERS, run.workers + 1) if planned.workers is None else planned.workers,
         compute=Compute(step_s=_STEP_S if planned.step_s is None else planned.step_s),
         link=link,

@@ -1,4 +1,4 @@
-"""Checks of the store in which workers meet, and of the link to it."""
+"""Checks of the store where workers meet, and of the link to it."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ from thinwire.transport.object_store import ObjectStore
 _ASKS = 5
 _PROBE_NBYTES = 4 << 20
 _CHECK_S, _RATE_S, _METHOD_S = 20.0, 60.0, 30.0
-# A store refuses what was signed by a clock that is 15 minutes off.
+# A store refuses requests signed by a clock that is 15 minutes off.
 _CLOCK_S = 300.0
 
 
@@ -35,10 +35,10 @@ def store_findings(
     """The findings of all checks, in order; they delete what they write.
 
     Args:
-        url: of the bucket with its prefix, or of a folder.
+        url: URL of the bucket with its prefix, or of a folder.
         planned: the run to advise for.
         run: name of a run under way, whose method and size are read.
-        token: of that run, if it has one.
+        token: that run's token, if it has one.
     """
     checks = _StoreChecks(url, planned or ExpectedRun(), run, token)
     finding = examine("store", lambda: asyncio.run(checks.store()), limit_s=_CHECK_S)
@@ -64,11 +64,11 @@ class _StoreChecks:
         self.latencies_s: list[float] = []
 
     async def store(self) -> Finding:
-        """Keys may put and delete, and one name is written once."""
+        """Check that the keys may put and delete, and that a name is written only once."""
         store, until_s = ObjectStore(self._url, token=self._token), time.monotonic() + _CHECK_S
         await store.check_put_if_absent(f"{self._key}-check", until_s)
         for _ in range(_ASKS):
-            # Of an object that does not exist, so that no content travels.
+            # The object does not exist, so that no content is sent.
             self.latencies_s.append(await _seconds(store.get(self._key, until_s, nbytes=0)))
         sent_s = time.time()
         await store.replace(self._key, memoryview(b"1"), until_s)
@@ -83,7 +83,7 @@ class _StoreChecks:
         return Finding("warn", f"{found}; these keys may not delete", do)
 
     def clock(self) -> Finding:
-        """This machine's clock against the store's, which has whole seconds."""
+        """Compare this machine's clock with the store's, which has whole seconds."""
         off_s, word = abs(self._ahead_s), "ahead of" if self._ahead_s > 0 else "behind"
         if off_s <= _CLOCK_S:
             return Finding("ok", f"{off_s:.0f} s {word} the store's")
@@ -91,7 +91,7 @@ class _StoreChecks:
         return Finding("warn", f"{duration_text(off_s)} {word} the store's", do)
 
     async def rate(self) -> Finding:
-        """Bits per second each way, of one object."""
+        """Measure bits per second each way, with one object."""
         store, until_s = ObjectStore(self._url, token=self._token), time.monotonic() + _RATE_S
         body = memoryview(os.urandom(_PROBE_NBYTES))
         try:
@@ -103,7 +103,7 @@ class _StoreChecks:
         return Finding("ok", f"{rate_text(up)} to the store, {rate_text(down)} from it")
 
     def method(self) -> Finding:
-        """Advice for the measured rates; latency is one way."""
+        """Advise for the measured rates and one-way latency."""
         link, (up, down) = None, self._rates
         if up:
             latency_s = statistics.median(self.latencies_s) / 2
