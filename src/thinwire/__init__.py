@@ -13,7 +13,7 @@ def __getattr__(name: str) -> Any:
     if name.startswith("__") and name not in ("__all__", "__version__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if find_spec(f"{__name__}.{name}") is not None:
-        # A module of it may be the first that is imported: then `api` is what it is needed for.
+        # Modules may import each other by name while `api` is still being imported.
         return import_module(f"{__name__}.{name}")
     try:
         value = getattr(import_module("thinwire.api"), name)

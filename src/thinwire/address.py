@@ -69,11 +69,11 @@ class Address:
 
     @classmethod
     def read(cls, text: str | None = None) -> Address:
-        """Parse an address, by default that of THINWIRE_AT.
+        """Parse an address, by default the one in THINWIRE_AT.
 
         Raises:
-            ConfigurationError: there is none; it has an unknown scheme, a part that is missing or
-                malformed, or another token than THINWIRE_TOKEN.
+            ConfigurationError: there is no address; or it has an unknown scheme, a missing or
+                malformed part, or another token than THINWIRE_TOKEN.
         """
         text = text or of_environment()
         check(
@@ -123,7 +123,7 @@ class Address:
         check(bool(run), what, because="the name of a run is missing at its end", do=do)
         check_run_name(run, what)
         if hub is not None and secret:
-            hub.token()  # refuses another one than that of the environment
+            hub.token()  # raises if the environment has another token
         return cls(place, run, workers, worker, secret)
 
 
@@ -132,14 +132,14 @@ def connect(
 ) -> Transport:
     """The connection to the other workers of a run.
 
-    Payloads are sealed if THINWIRE_TOKEN or the address has a token. Where the default process
-    group of `torch.distributed` has several ranks, an address makes them one worker.
+    Payloads are sealed if THINWIRE_TOKEN or the address has a token. If the default process group
+    of `torch.distributed` has several ranks, an address makes them one worker.
 
     Args:
-        at: address of the run; default the environment variable THINWIRE_AT, and without one the
-            ranks of the default process group, or this process alone.
-        token: seals payloads; default that of the address or of THINWIRE_TOKEN.
-        timeout_s: for workers over tcp:// to be there, and for each of their messages.
+        at: address of the run; default the environment variable THINWIRE_AT. Without either, the
+            workers are the ranks of the default process group, or this process alone.
+        token: seals payloads; default the token of the address or of THINWIRE_TOKEN.
+        timeout_s: how long to wait for workers over tcp://, and for each of their messages.
 
     Returns:
         `Distributed`, `Rendezvous` or `Elastic`.

@@ -31,7 +31,7 @@ _FEWEST_FOR_A_MEDIAN = 3
 # Bits of a factor that scales a contribution down.
 _FACTOR_BITS = 12
 _SMALLEST_NORMAL = 2.0**-126
-# Means of numbers below it, and rows of a transform of them, are in the range of fp32.
+# Means and transforms of numbers below this stay in the range of fp32.
 _FAR = 1e36
 
 
@@ -44,8 +44,8 @@ class Payloads:
         payloads: one per worker, in rank order.
         round: number of the exchange in which they were encoded.
         scales: factors of each worker's tensors, fp32 [workers, tensors]; None for factors of 1.
-        sizes: of these tensors, one after the other.
-        room: memory for `zeros`, of [numel] or more; by default it is allocated.
+        sizes: sizes of these tensors, in order.
+        room: memory for `zeros`, of [numel] or more; allocated by default.
     """
 
     coder: BoundCodec
@@ -72,7 +72,7 @@ class Payloads:
         return torch.zeros(self.numel, device=self.payloads[0].device)
 
     def coefficients(self, worker: int) -> Tensor:
-        """The decoded payload of one worker, without the inverse of the transform; read-only."""
+        """The decoded payload of one worker, before the transform is inverted; read-only."""
         numbers = self.coder.coefficients(self.payloads[worker], self.round)
         if self.scales is None:
             return numbers
@@ -106,7 +106,7 @@ class Payloads:
         """The payloads of each part of the vector in turn, on `device`."""
         pieces = self.coder.pieces
         room = torch.empty(max((p.part.numel for p in pieces), default=0), device=device)
-        # CUDA has read memory that is not pinned when the call returns; a copy from there has not.
+        # A copy to CUDA has read unpinned memory when the call returns; one from CUDA may not.
         is_up = device.type == "cuda"
         for piece in pieces:
             sent = [p[piece.where].to(device, non_blocking=is_up) for p in self.payloads]
@@ -126,7 +126,7 @@ class Payloads:
         """A bound on the magnitude of all numbers; inf or NaN if one is not finite.
 
         Args:
-            but: the place of a worker whose numbers are known to be finite.
+            but: place of a worker whose numbers are known to be finite, and not examined.
         """
         others = [payload for place, payload in enumerate(self.payloads) if place != but]
         if not others:
@@ -136,7 +136,7 @@ class Payloads:
     @cached_property
     def norms(self) -> Tensor:
         """||Delta_k|| of every worker, before a transform is inverted, fp64 [workers]."""
-        # Several rules ask for norms, and each asks the codec to read every payload.
+        # Cached: several rules ask for norms, and computing them reads every payload.
         if self.scales is not None:
             return self.segment_norms(self.payloads[0].device).square().sum(1).sqrt()
         return torch.stack([self.coder.squared_norm(p, self.round) for p in self.payloads]).sqrt()
@@ -144,7 +144,7 @@ class Payloads:
     def segment_norms(self, device: torch.device) -> Tensor:
         """The norms of each worker's tensors, fp64 [workers, segments of the layout].
 
-        Squares leave the range of fp32 before numbers do.
+        Squares overflow fp32 before the numbers do, hence fp64.
         """
         segments = len(self.coder.layout.segments)
         squares = torch.zeros(self.workers, segments, dtype=torch.float64, device=device)
@@ -163,7 +163,7 @@ class Payloads:
         return dataclasses.replace(self, scales=both, sizes=sizes)
 
     def without(self, left_out: Collection[int]) -> Payloads:
-        """These payloads, without those at the places in `left_out`."""
+        """These payloads, without the places in `left_out`."""
         return self._only([place for place in range(self.workers) if place not in left_out])
 
     def _only(self, kept: list[int]) -> Payloads:
@@ -173,7 +173,7 @@ class Payloads:
 
 
 def _runs(part: VectorPart, layout: Layout) -> list[tuple[int, int]]:
-    """The segments of a part in its order, and how many of its numbers are in each."""
+    """The segments that a part runs over, in order, and how many of its numbers are in each."""
     starts = [segment.start for segment in layout.segments]
     return [(place, of_it.numel) for place, of_it in pieces_of(part, [*starts, layout.numel])]
 
@@ -182,21 +182,21 @@ class Aggregate(ABC):
     """A rule that combines the workers' vectors into one."""
 
     elementwise: bool
-    """True if each coordinate of the result depends on that coordinate of the payloads alone, or
-    with a transform on that coefficient. Then shards of a vector can be combined separately."""
+    """True if each coordinate of the result depends on the same coordinate of the payloads alone
+    (or coefficient, with a transform). Then shards of a vector can be combined separately."""
 
     @abstractmethod
     def combine(self, received: Payloads) -> Tensor:
         """Combine all payloads into a new vector, fp32 [numel], in rank order.
 
-        An elementwise rule is called for one part of the vector after the other.
+        An elementwise rule is called once per part of the vector.
         """
 
     @property
     def allows_shards(self) -> bool:
         """True if the owner of a shard may combine it by this rule, without the other shards.
 
-        By default if the rule is elementwise. The numbers may differ from those of whole vectors.
+        By default true if the rule is elementwise. Results may differ from those of whole vectors.
         """
         return self.elementwise
 
@@ -204,9 +204,9 @@ class Aggregate(ABC):
     """True if a number that was not sent must not count as zero; by default False."""
 
     def by_parts(self, received: Payloads) -> tuple[Aggregate, Payloads]:
-        """A rule and payloads with the same result, of which no rule changes the payloads first.
+        """A rule and payloads with the same result, where the rule takes the payloads unchanged.
 
-        By default this rule and `received`. An elementwise one is evaluated part by part.
+        By default this rule and `received`. An elementwise rule is evaluated part by part.
         """
         return self, received
 
@@ -227,8 +227,8 @@ class Aggregate(ABC):
 class MeanOverWorkers(Aggregate):
     """Delta = sum_k (1/K) Delta_k: the mean of DiLoCo (arXiv 2311.08105, Algorithm 1).
 
-    Each term is scaled and rounded before it is added, in rank order: a fused multiply-add, which
-    some machines would use and others not, cannot make the workers' bits differ.
+    Each term is scaled and rounded before it is added, in rank order, so that a fused multiply-add,
+    which only some machines would use, cannot make the workers' bits differ.
 
     >>> from thinwire.codecs import Identity
     >>> from thinwire.fragments.layout import Layout
@@ -252,8 +252,8 @@ class MeanOverSenders(Aggregate):
     """Delta_i = (sum_k Delta_ki) / (number of workers with Delta_ki != 0).
 
     A coordinate that one of eight workers sent is not divided by eight. With dense codecs it is the
-    mean over all workers. Where the codec has a transform, coefficients are counted and divided,
-    and the result is transformed back.
+    mean over all workers. If the codec has a transform, coefficients are counted and divided, and
+    the result is transformed back.
 
     Source: SparseLoCo's released code; its paper (arXiv 2508.15706) divides by K. Differs: a value
     that was sent and decodes to zero counts as not sent.
@@ -279,7 +279,7 @@ class MeanOverSenders(Aggregate):
 
 
 class _Around(Aggregate):
-    """A rule that changes the payloads, which another rule combines."""
+    """A rule that changes the payloads and lets another rule combine them."""
 
     aggregate: Aggregate
 
@@ -321,12 +321,12 @@ class MedianNormClip(_Around):
     Delta_k -> min(1, median_j ||Delta_j|| / ||Delta_k||) Delta_k, tensor by tensor
 
     A worker's tensor is never scaled up. The median of an even number of norms is the lower of the
-    two in the middle. Under an explicit reduce-scatter it is refused. Where the codec has a
+    two in the middle. Methods with an explicit reduce-scatter refuse it. If the codec has a
     transform, norms are those of coefficients: the tensor's own if it is made of whole blocks.
 
     `MedianNormClip()` divides by the number of workers, as Covenant-72B's paper does.
     `MedianNormClip(aggregate=MeanOverSenders())` is what its deployed code (templar) computes: a
-    number is divided by the workers that sent it. Where few places are sent by several workers the
+    number is divided by the count of workers that sent it. If few workers send the same places, the
     two differ by up to a factor of K.
 
     Args:
@@ -361,19 +361,19 @@ class MedianNormClip(_Around):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrimmedMean(Aggregate):
-    """The mean of each number without the `trim` highest and the `trim` lowest of the workers'.
+    """The mean over workers of each number, without the `trim` highest and the `trim` lowest.
 
     Delta_i = (1/(K - 2b)) sum of Delta_(b+1)i ... Delta_(K-b)i, which are the Delta_ki sorted,
     with b = min(trim, (K - 1) // 2)
 
     While at most b of K workers are dishonest, each number of the result lies between the lowest
-    and the highest that an honest worker sent, whatever the dishonest ones sent. Of two workers
-    none can be trimmed: it is then their mean. With K = 2 b + 1 it is the median.
+    and the highest that an honest worker sent, whatever the dishonest ones send. With two workers
+    nothing can be trimmed, and the result is their mean. With K = 2 b + 1 it is the median.
 
-    It needs every number of every worker: a codec that leaves numbers out is refused, since zeros
-    would be what is kept. Where the codec has a transform, coefficients are trimmed. One block of
-    every worker's is decoded at a time, so it takes K blocks of memory. It discards what honest
-    workers agree on least: docs/security.md has what that costs.
+    It needs every number of every worker: a codec that leaves numbers out is refused, since mostly
+    zeros would be kept. If the codec has a transform, coefficients are trimmed. One block of every
+    worker is decoded at a time, which takes K blocks of memory. The rule discards what honest
+    workers agree on least; docs/security.md shows what that costs.
 
     Args:
         trim: b, from 1.
@@ -381,8 +381,8 @@ class TrimmedMean(Aggregate):
     Raises:
         ConfigurationError: `trim` is no whole number from 1.
 
-    Source: Yin et al. (arXiv 1803.01498), Definition 2. Differs: b is a count, and smaller where
-    there are few workers.
+    Source: Yin et al. (arXiv 1803.01498), Definition 2. Differs: b is a count, and smaller if there
+    are few workers.
 
     >>> from thinwire.codecs import Identity
     >>> from thinwire.fragments.layout import Layout
@@ -402,7 +402,7 @@ class TrimmedMean(Aggregate):
     needs_all_numbers = True
 
     def combine(self, received: Payloads) -> Tensor:
-        """The trimmed mean; numbers of one place are added in an order that they decide."""
+        """The trimmed mean; a place's numbers are added in an order that depends on them alone."""
         workers = received.workers
         trim = min(self.trim, (workers - 1) // 2)
         if trim == 0:
@@ -441,7 +441,7 @@ def _without_extremes(rows: Sequence[Tensor]) -> list[Tensor]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipNorms(_Around):
-    """Scales a contribution longer than `limit` times the median one down to that, then combines.
+    """Scales contributions longer than `limit` times the median down to that, then combines.
 
     m = median_j ||Delta_j||;  s_k = min(1, limit m / ||Delta_k||);  Delta_k -> s_k Delta_k
 
@@ -449,28 +449,28 @@ class ClipNorms(_Around):
 
         || (1/K) s_k Delta_k || <= limit m / K
 
-    whatever worker k sent, for any K and in every round. The median is that of the contributions
-    that are not 0, of an even number the lower of the two in the middle: while at most half of them
-    are dishonest, m is no longer than the longest honest one. Of two workers the longer is scaled
-    to `limit` times the shorter, so that one of them can hold the other back, but not pull harder.
-    It bounds how far a member pulls, not in which direction. If none is beyond the limit, the
-    result is that of `aggregate`, bit for bit.
+    whatever worker k sent, for any K and in every round. The median is over the contributions that
+    are not 0, and of an even number it is the lower of the two in the middle: while at most half of
+    them are dishonest, m is at most the norm of the longest honest one. Of two workers the longer
+    is scaled to `limit` times the shorter, so one can hold the other back, but not pull harder. It
+    bounds how far a member pulls, not in which direction. If none exceeds the limit, the result is
+    that of `aggregate`, bit for bit.
 
-    A norm is that of one exchange: of a fragment, where there are several, and of what one rank
-    holds, where a worker's parameters are sharded. With a transform it is that of the coefficients,
-    which are as long. Factors are rounded down to 12 bits, so that machines which add up squares in
-    another order have the same ones.
+    A norm covers one exchange: one fragment, if there are several, and one rank's part, if a
+    worker's parameters are sharded. With a transform it is the norm of the coefficients, which is
+    the same. Factors are rounded down to 12 bits, so that machines that add squares in another
+    order get the same factors.
 
-    Under an explicit reduce-scatter the owner of a shard s sees no more than the shard, and the
-    bound is limit (sum_s m_s^2)^(1/2) / K. It then holds for what members send to honest owners
-    only: an owner can return any shard. `Automatic` gathers.
+    Under an explicit reduce-scatter the owner of a shard s sees only that shard, and the bound is
+    limit (sum_s m_s^2)^(1/2) / K. It then holds only for what members send to honest owners: an
+    owner can return any shard. `Automatic` gathers.
 
     Args:
-        limit: as a multiple of the median norm; inf clips nothing.
+        limit: largest norm, as a multiple of the median norm; inf clips nothing.
         aggregate: combines the contributions; its outliers are judged before they are scaled.
 
     Raises:
-        ConfigurationError: the limit is below 1 or no number.
+        ConfigurationError: the limit is below 1 or not a number.
 
     Source: norm clipping of Sun et al. (arXiv 1911.07963) and Karimireddy et al. (arXiv 2012.10333,
     around 0). Differs: the threshold follows the round's median, as in Covenant-72B (arXiv
@@ -491,7 +491,7 @@ class ClipNorms(_Around):
         # Below 1 even the median contribution would be scaled down.
         check_range("limit of ClipNorms", self.limit, least=1, most=math.inf)
 
-    elementwise = False  # of shards, each is clipped by its own norms
+    elementwise = False  # a shard would be clipped by its own norms
 
     def clipped(self, received: Payloads) -> dict[int, float]:
         """Factors below 1, those of `aggregate` included."""
@@ -521,7 +521,7 @@ class ClipNorms(_Around):
 
 
 def _rounded_down(factor: float) -> float:
-    """To 12 significant bits; to 0 what fp32 has fewer bits for.
+    """Round down to 12 significant bits, and to 0 where fp32 has fewer bits.
 
     >>> _rounded_down(0.75), _rounded_down(1 / 3) * 3, _rounded_down(1e-40)
     (0.75, 0.999755859375, 0.0)
@@ -534,14 +534,14 @@ def _rounded_down(factor: float) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DropOutliers(_Around):
-    """Leaves out a contribution longer than `limit` times the median one, then combines the rest.
+    """Leaves out contributions longer than `limit` times the median, then combines the rest.
 
-    Worker k is left out where ||Delta_k|| > limit * median_j ||Delta_j||, if three or more take
-    part. The median of an even number of norms is the lower of the two in the middle. Under
-    reduce-scatter the owner of a shard sees no more than the shard, and judges it alone.
+    Worker k is left out if ||Delta_k|| > limit * median_j ||Delta_j|| and three or more take part.
+    The median of an even number of norms is the lower of the two in the middle. Under
+    reduce-scatter the owner of a shard sees only that shard, and judges it alone.
 
     Args:
-        limit: as a multiple of the median norm.
+        limit: largest norm, as a multiple of the median norm.
         aggregate: combines the rest.
 
     Raises:
@@ -575,7 +575,7 @@ class DropOutliers(_Around):
             return found
         norms: list[float] = received.norms.tolist()
         median = sorted(n if math.isfinite(n) else math.inf for n in norms)[(len(norms) - 1) // 2]
-        # With a median of 0 most sent zeros, and then any other norm would be an outlier.
+        # A median of 0 means that most sent zeros; any other norm would then be an outlier.
         return found | {
             worker: Rejection(
                 reason=RejectReason.OUTLIER, detail=f"{norm:.3g}, and the median is {median:.3g}"
@@ -596,25 +596,25 @@ def aggregate_valid(
 
     Args:
         aggregate: the rule.
-        received: on any device.
-        device: of the result; default the CPU.
-        mine: the place of this worker's payload, if it was checked before it was sent.
+        received: payloads on any device.
+        device: device of the result; default the CPU.
+        mine: place of this worker's payload, if it was checked before it was sent.
 
     Returns:
         The combined vector, and the rejections of payloads that are not in it, by place.
 
     Raises:
-        ExchangeError: a payload is not one of the codec.
-        NonFiniteError: no payload is finite.
+        ExchangeError: a payload is not the codec's.
+        NonFiniteError: no payload is finite, or their sum overflows fp32.
     """
     device = device or torch.device("cpu")
     rejected = aggregate.outliers(received)
     kept = received.without(rejected) if rejected else received
-    # Neither a mean nor an orthonormal transform of such numbers leaves the range.
+    # Neither a mean nor an orthonormal transform of such numbers overflows.
     if kept.largest(but=None if rejected else mine) < _FAR:
         return combined(aggregate, kept, device), rejected
     sent = [w for w in range(received.workers) if w not in rejected]
-    # First: a rule that trims the highest numbers makes a finite vector of one that is not.
+    # Checked first: a rule that trims the highest numbers could hide one that is not finite.
     bad = [w for w in sent if not received.is_finite(w)]
     if not bad:
         vector = combined(aggregate, kept, device).whole()
@@ -638,7 +638,7 @@ def clipped_of(
     Args:
         aggregate: the rule.
         received: the argument of `aggregate_valid`.
-        rejected: the places that it left out.
+        rejected: the places that `aggregate_valid` left out.
     """
     kept = [place for place in range(received.workers) if place not in rejected]
     left = received.without(rejected) if rejected else received

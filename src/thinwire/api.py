@@ -1,4 +1,4 @@
-"""The public names of `thinwire`, which loads this module when the first of them is asked for."""
+"""The public names of `thinwire`, which imports this module at the first use of one of them."""
 
 from thinwire import codecs, inner, optim, outer, presets, transport
 from thinwire.address import connect

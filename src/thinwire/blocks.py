@@ -1,4 +1,4 @@
-"""Vectors in blocks: a round reads and writes a fragment part by part, and never as a whole.
+"""Vectors in blocks: a round reads and writes a fragment part by part, never as a whole.
 
 A part is a set of places of a flat vector. Weights, anchor, feedback and payloads are read part by
 part while they are in a core's cache, so a round makes no copy of a fragment's size.
@@ -22,8 +22,8 @@ def block_numel(device: torch.device | None = None) -> int:
     """Numbers in a block: 1 MiB of fp32 stays in a CPU's cache; a GPU wants few, large kernels.
 
     Args:
-        device: of the vectors; default the CPU. On the meta device, where numbers take no memory, a
-            block has any size.
+        device: device of the vectors; default the CPU. On the meta device, where numbers take no
+            memory, a block may have any size.
 
     >>> block_numel(torch.device("cpu"))
     262144
@@ -35,10 +35,10 @@ class VectorPart:
     """Ranges of a flat vector, one after the other.
 
     Args:
-        ranges: (first place, place after the last) of each, none of which share a place.
+        ranges: (first place, place after the last) of each range; ranges do not overlap.
 
     Attributes:
-        step: places from each range to the next, where all have one length and one step; else 0.
+        step: places from each range to the next, if all have one length and one step; else 0.
 
     >>> part = VectorPart([(0, 1), (2, 4), (4, 5)])
     >>> part.ranges, part.read(torch.arange(5.0))
@@ -55,7 +55,7 @@ class VectorPart:
         self.ranges = tuple(merged or [(0, 0)])
         self._sizes = [stop - start for start, stop in self.ranges]
         self.numel = sum(self._sizes)
-        # Rows of a block of a matrix are one view, which torch copies at once.
+        # The rows of a matrix block are one view, which torch copies at once.
         steps = {later[0] - earlier[0] for earlier, later in pairwise(self.ranges)}
         self.step = min(steps) if len(steps) == len(set(self._sizes)) == 1 else 0
         self._shifted: dict[int, VectorPart] = {}
@@ -82,7 +82,7 @@ class VectorPart:
             views[0].copy_(x.view(views[0].shape))
 
     def shifted(self, by: int) -> VectorPart:
-        """The places of the vector that has a piece with these places at `by`."""
+        """The same places of a piece, counted in a vector where the piece begins at `by`."""
         if not by:
             return self
         if by not in self._shifted:
@@ -97,16 +97,16 @@ class VectorPart:
 
 
 def copy_all(targets: list[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy every source to its target: on a GPU a few kernels, however many tensors there are."""
+    """Copy every source to its target: on a GPU by a few kernels, however many tensors."""
     torch._foreach_copy_(targets, list(sources))  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
 
 def pieces_of(part: VectorPart, starts: Sequence[int]) -> list[tuple[int, VectorPart]]:
-    """The segments of a vector that `part` runs over in its order, and which part of each.
+    """The segments of a vector that `part` runs over, in order, and which part of each.
 
     Args:
-        part: of the vector.
-        starts: of the segments, and the end of the last.
+        part: a part of the vector.
+        starts: where the segments start, and where the last ends.
 
     >>> [(at, piece.ranges) for at, piece in pieces_of(VectorPart([(1, 5)]), [0, 3, 3, 9])]
     [(0, ((1, 3),)), (2, ((0, 2),))]
@@ -114,7 +114,7 @@ def pieces_of(part: VectorPart, starts: Sequence[int]) -> list[tuple[int, Vector
     pieces: list[tuple[int, list[tuple[int, int]]]] = []
     for start, stop in part.ranges:
         while start < stop:
-            # Of segments that start at one place, all but the last are empty.
+            # If several segments start at one place, all but the last are empty.
             at = bisect_right(starts, start) - 1
             end = min(stop, starts[at + 1])
             if not pieces or pieces[-1][0] != at:
@@ -134,7 +134,7 @@ def spans(start: int, stop: int, step: int) -> list[VectorPart]:
 
 
 def all_finite(values: Tensor) -> bool:
-    """True if all of `values` are finite: a finite sum, which is fast, proves every term finite.
+    """True if all of `values` are finite: a finite sum, quick to compute, proves it.
 
     >>> all_finite(torch.tensor([3e38, 3e38])), all_finite(torch.tensor([1.0, float("nan")]))
     (True, False)
@@ -146,8 +146,8 @@ class LazyVector:
     """A vector of fp32 that is computed when it is read.
 
     Args:
-        numel: of the vector.
-        device: on which it is computed.
+        numel: size of the vector.
+        device: where it is computed.
         compute: does what `read` does; a subclass may override `read` instead.
     """
 
@@ -163,7 +163,7 @@ class LazyVector:
         """The numbers of `part`, fp32 [part.numel]; writable, and valid until the next `read`.
 
         Args:
-            part: of the vector.
+            part: the part to read.
             out: fp32 [part.numel] to write them to; by default memory of the vector.
         """
         assert self._compute is not None
@@ -195,12 +195,12 @@ Blocks: TypeAlias = Iterator[tuple[VectorPart, Tensor]]
 
 
 class StreamedVector:
-    """A vector of fp32 that comes in blocks, each of them once and in any order.
+    """A vector of fp32 that arrives in blocks, each once and in any order.
 
     Args:
-        numel: of the vector.
-        device: on which the blocks are.
-        make: computes the blocks, each time it is called.
+        numel: size of the vector.
+        device: where the blocks are.
+        make: computes the blocks anew each time it is called.
     """
 
     def __init__(self, numel: int, device: torch.device, make: Callable[[], Blocks]) -> None:
@@ -211,7 +211,7 @@ class StreamedVector:
         return self._make()
 
     def whole(self) -> Tensor:
-        """All of it, as a new fp32 [numel]; what no block holds is zero."""
+        """All of it, as a new fp32 [numel]; places that no block holds are zero."""
         out = torch.zeros(self.numel, device=self.device)
         for part, values in self.blocks():
             part.write(out, values)

@@ -29,7 +29,7 @@ def column_sums(values: Tensor) -> Tensor:
         values: [numel], of any dtype and on any device.
 
     Returns:
-        int64 [1024] on that device: the same on all, since sums of whole numbers have no order.
+        int64 [1024] on that device; the same on every device, since integer sums have no order.
 
     >>> column_sums(torch.tensor([1, 2], dtype=torch.int64))[:3].tolist()
     [1, 2, 0]
@@ -68,7 +68,7 @@ def digest_of(sums: Tensor) -> bytes:
 def checksum(body: Tensor) -> int:
     """The checksum of a message's body, four bytes.
 
-    The CRC-32 of its column sums, followed by its length as 64 bits: zeros do not change sums.
+    The CRC-32 of its column sums and its 64-bit length, since zeros do not change the sums.
 
     Args:
         body: uint8 [n].

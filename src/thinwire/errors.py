@@ -27,11 +27,11 @@ class ThinwireError(Exception):
 
 
 class ConfigurationError(ThinwireError, ValueError):
-    """A description that cannot work: found when it is built, before anything runs."""
+    """A description cannot work; found when it is built, before anything runs."""
 
 
 class UnknownNameError(ConfigurationError):
-    """A name that does not exist, as one that was mistyped."""
+    """A name does not exist; perhaps it was mistyped."""
 
 
 class MismatchError(ThinwireError):
@@ -47,7 +47,7 @@ class ExchangeTimeout(ExchangeError, TimeoutError):  # noqa: N818 - as in Timeou
 
 
 class RoundDiscarded(ExchangeError):  # noqa: N818 - no worker did anything wrong
-    """A round counts on no worker: one joined, left or was lost in it. No work is lost."""
+    """A round does not count: for example a worker joined, left or was lost. No work is lost."""
 
 
 class NonFiniteError(ThinwireError, ArithmeticError):
@@ -67,7 +67,7 @@ class RunStopped(ThinwireError):  # noqa: N818 - nothing went wrong
 
 
 class IncompleteError(ThinwireError):
-    """Runs of a comparison have no result: they failed, or another file is in their place."""
+    """Runs of a comparison have no result: they failed, or their folder holds another run."""
 
 
 class LossyReduceScatterWarning(UserWarning):
@@ -75,7 +75,7 @@ class LossyReduceScatterWarning(UserWarning):
 
 
 class SameWorkWarning(UserWarning):
-    """All workers sent the same in the first round: they train on the same data, or as one."""
+    """All workers sent the same in the first round: they share the same data, or gradients."""
 
 
 def unknown_name(
@@ -87,15 +87,15 @@ def unknown_name(
     do: str = "pass one of these",
     kind: type[ThinwireError] = UnknownNameError,
 ) -> ThinwireError:
-    """The error for a name that is not known, with the closest of those that are.
+    """The error for an unknown name, which suggests the closest known one.
 
     Args:
         cannot: what cannot be done with it.
-        name: as it was given.
-        known: names that there are.
-        because: default that there are only these.
-        do: if the closest is not meant.
-        kind: of the error.
+        name: the name as given.
+        known: the names that exist.
+        because: the reason; by default that only these names exist.
+        do: what to do if the closest name is not meant.
+        kind: class of the error.
 
     >>> unknown_name("use method 'dilocco'", "dilocco", ["ddp", "diloco"]).do
     "did you mean 'diloco'? otherwise pass one of these"
@@ -146,7 +146,7 @@ def check_whole(name: str, value: object, *, least: int = 1, most: float = math.
     >>> check_whole("layers", 3)
     """
     check(
-        # bool is an int to Python, but True layers are a slip.
+        # bool is an int to Python, but layers=True is a slip.
         type(value) is int and least <= value <= most,
         f"set {name} to {value!r}",
         because=f"it must be a whole number from {least}"

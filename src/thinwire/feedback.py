@@ -27,16 +27,16 @@ class FeedbackState:
 
         Args:
             out: uint8 [codec.nbytes].
-            delta: [numel]; read part by part, each of them once.
-            codec: of [numel].
+            delta: [numel]; read part by part, each part once.
+            codec: codec for [numel].
             round: number of the exchange.
 
         Returns:
             A sum [] that is finite if all encoded numbers are; drop `out` if it is not.
 
         Raises:
-            NonFiniteError: `delta` is not finite, or its sum with the residual. Only on a CPU,
-                where the check needs no synchronisation, and before anything has changed.
+            NonFiniteError: `delta` or its sum with the residual is not finite. Raised only on a
+                CPU, where the check needs no synchronisation.
         """
         totals = [torch.zeros((), device=out.device)]
         for piece in codec.pieces:
@@ -54,7 +54,7 @@ class FeedbackState:
     def absorb(self, mean: StreamedVector) -> StreamedVector:
         """Return the vector that the outer optimizer applies, given the `mean` of a round.
 
-        By default the mean itself. Call it once for each round, in their order, and read the vector
+        By default this is the mean itself. Call it once per round, in order, and read the vector
         once.
         """
         return mean
@@ -74,7 +74,7 @@ class Feedback(ABC):
     """Description of a feedback rule."""
 
     gives_momentum: bool = False
-    """True if `FeedbackState.absorb` returns a momentum and not the mean; by default False."""
+    """True if `FeedbackState.absorb` returns a momentum, not the mean; by default False."""
 
     @abstractmethod
     def bind(self, numel: int, storage: StatePlacement) -> FeedbackState:
@@ -156,10 +156,10 @@ class _Residual(FeedbackState):
 
 
 def _proof(values: Tensor) -> Tensor:
-    """A number that is not finite unless all of `values` are.
+    """A number that is finite only if all of `values` are.
 
-    A sum is fastest on a CPU. It may overflow, and then the caller checks the numbers, which on a
-    GPU would need a synchronisation.
+    On a CPU a sum is fastest. It may overflow, and then the caller checks the numbers; on a GPU
+    that would need a synchronisation.
     """
     return values.sum() if values.is_cpu or not len(values) else values.abs().amax()
 
@@ -187,11 +187,11 @@ class ErrorFeedback(_WithResidual):
 
     Args:
         decay: beta in [0, 1]; with 1 everything is sent sooner or later.
-        device: of e between rounds: "cpu" for the host's memory, None for that of the outer loop's
-            state. The numbers do not depend on it, so workers may differ in it.
+        device: where e is between rounds: "cpu" for the host's memory, None for the place of the
+            outer loop's state. It does not change the numbers, so workers may differ in it.
 
     Raises:
-        ConfigurationError: a decay outside [0, 1].
+        ConfigurationError: the decay is outside [0, 1].
 
     Source: SparseLoCo (arXiv 2508.15706), Algorithm 1; MuLoCo (arXiv 2505.23725).
 
@@ -206,15 +206,15 @@ class ErrorFeedback(_WithResidual):
 class DecoupledMomentum(_WithResidual):
     """m = beta m + Delta; payload = encode(m); m = m - decode(payload) + mean of all payloads.
 
-    Only the part of a worker's momentum that travels is shared. The outer optimizer gets beta m in
-    place of the mean.
+    Workers share only the part of their momenta that they send. The outer optimizer gets beta m
+    instead of the mean.
 
     Args:
         decay: beta in [0, 1].
-        device: of m between rounds, as in `ErrorFeedback`.
+        device: where m is between rounds, as in `ErrorFeedback`.
 
     Raises:
-        ConfigurationError: a decay outside [0, 1].
+        ConfigurationError: the decay is outside [0, 1].
 
     Source: the released code of arXiv 2510.03371.
 

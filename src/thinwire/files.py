@@ -1,6 +1,6 @@
 """Files and folders that are replaced as a whole: a reader finds the old one or the new one.
 
-And what can name a run, which is part of the names of its objects and folders.
+Also checks names of runs, which become part of the names of objects and folders.
 """
 
 import os
@@ -16,15 +16,15 @@ from thinwire.errors import check
 def replace_file(path: Path, write: Callable[[Path], object], *, suffix: str = ".partial") -> None:
     """Let `write` fill a temporary file beside `path`, then put it in the place of `path`.
 
-    The file is on the disk when this returns, and so is its name: a machine that loses power later
-    has it. If `write` raises, `path` is as it was and the temporary file is gone; a process that is
-    killed may leave the temporary file, which the next write of `path` replaces.
+    When this returns, the file and its name are on the disk and survive a loss of power. If `write`
+    raises, `path` is as it was and the temporary file is gone; a killed process may leave the
+    temporary file, which the next write of `path` replaces.
 
     Args:
-        path: what to replace; its folder exists.
-        write: given the temporary file's path.
-        suffix: of the temporary file's name; unique where several processes may write `path` at
-            once.
+        path: the file to replace; its folder exists.
+        write: called with the temporary file's path.
+        suffix: suffix of the temporary file's name; must be unique if several processes may write
+            `path` at once.
 
     Raises:
         OSError: it cannot be written.
@@ -58,12 +58,12 @@ def replace_text(path: Path, text: str) -> None:
 def replace_folder(path: Path, fill: Callable[[Path], object]) -> None:
     """Let `fill` put files into a new folder beside `path`, then put it in the place of `path`.
 
-    If `fill` raises or the process is killed in it, `path` is as it was. No system call exchanges
-    two folders everywhere: between two renames there is, for a moment, only `path` + ".old".
+    If `fill` raises or the process is killed in it, `path` is as it was. No portable system call
+    exchanges two folders: between two renames only `path` + ".old" exists for a moment.
 
     Args:
-        path: what to replace, with everything in it; its parents are created.
-        fill: given the new folder's path.
+        path: the folder to replace, with everything in it; its parents are created.
+        fill: called with the new folder's path.
 
     Raises:
         OSError: it cannot be written.
@@ -94,8 +94,8 @@ def check_run_name(run: str, cannot: str = "") -> None:
     """Raise `ConfigurationError` if `run` cannot name a run, as part of the names of objects.
 
     Args:
-        run: its name.
-        cannot: what the error says cannot be done; default that a run is called so.
+        run: the name.
+        cannot: what the error says cannot be done; default to call a run by this name.
     """
     check(
         bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run)),

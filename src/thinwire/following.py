@@ -20,19 +20,19 @@ _SCALED_STEP: CodeType = torch.amp.GradScaler.step.__code__
 def is_nested_step(optimizer: torch.optim.Optimizer) -> bool:
     """True if the step whose hooks run now was called by another step of `optimizer`.
 
-    torch puts the hooks around the `step` of every class of which an optimizer was made. A class
-    whose `step` calls `super().step()` so runs them twice a step, but only if an optimizer of its
-    base class was made in the process, too. Hooks that count or change something ask here, so that
-    they do it once a step, around the whole of it.
+    torch wraps hooks around the `step` of every class that an optimizer was made of. A class whose
+    `step` calls `super().step()` therefore runs them twice per step, but only if an optimizer of
+    its base class was made in the process, too. Hooks that count or change something ask this, so
+    that they act once per step, around the whole of it.
 
     Args:
-        optimizer: the one that the hook was called with.
+        optimizer: the optimizer that the hook was called with.
 
     Returns:
-        False outside hooks, too.
+        False also outside hooks.
 
     Raises:
-        ConfigurationError: one step calls another, and both were compiled.
+        ConfigurationError: one step calls another, and torch.compile hides which optimizer's.
 
     >>> import torch
     >>> class Counting(torch.optim.SGD):
@@ -49,7 +49,7 @@ def is_nested_step(optimizer: torch.optim.Optimizer) -> bool:
     found = False
     for frame, _ in walk_stack(inspect.currentframe()):
         if frame.f_code.co_qualname == _HOOKED_STEP:
-            # The innermost is the one whose hooks run.
+            # The innermost frame is the step whose hooks run now.
             check(
                 not found or "self" in frame.f_locals,
                 "tell whether this step of the optimizer is part of another one",
@@ -66,7 +66,7 @@ class OptimizerHooks:
     """Hooks of an outer loop on the last of its optimizers.
 
     Args:
-        optimizers: of the worker, in the order in which they are stepped.
+        optimizers: the worker's, in the order in which they are stepped.
 
     >>> OptimizerHooks([]).check_counts_once()
     """
@@ -90,17 +90,17 @@ class OptimizerHooks:
         """Call `step` after every step of the last optimizer.
 
         Raises:
-            ConfigurationError: there is no optimizer, or the loop follows it already. Later, the
-                optimizer's step raises it if a GradScaler calls it, which may skip steps.
+            ConfigurationError: there is no optimizer, or the loop follows it already. The
+                optimizer's step raises it later if a GradScaler, which may skip steps, calls it.
         """
         last = self._last("follow an optimizer")
         self.check_counts_once()
 
         def after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            # The outer step may itself step the optimizer, which must not start another round.
+            # The outer step may step the optimizer itself, which must not start another round.
             if self._is_inside or is_nested_step(optimizer):
                 return
-            # Fused optimizers are called for every step, and skip it themselves.
+            # A GradScaler calls fused optimizers for every step; they skip steps themselves.
             check(
                 getattr(optimizer, "_step_supports_amp_scaling", False) or not _is_scaled(),
                 "follow an optimizer that a GradScaler steps",
@@ -113,7 +113,7 @@ class OptimizerHooks:
             finally:
                 self._is_inside = False
 
-        # Where step() is compiled, its hooks would be, too.
+        # If step() is compiled, its hooks would be, too.
         untraced: Any = torch.compiler.disable(after_step)
         self._following = last.register_step_post_hook(untraced)
 
@@ -124,7 +124,7 @@ class OptimizerHooks:
             self._following = None
 
     def carry(self, loop: Any) -> torch.optim.Optimizer:
-        """Add the state of `loop` to the state dict of the last optimizer, which is returned.
+        """Add the state of `loop` to the state dict of the last optimizer; returns this optimizer.
 
         Raises:
             ConfigurationError: there is no optimizer.
@@ -171,7 +171,7 @@ class OptimizerHooks:
 
 
 def _is_scaled() -> bool:
-    """Whether an enabled GradScaler is among the callers: nothing in an optimizer shows it."""
+    """Whether an enabled GradScaler is among the callers; the optimizer itself does not tell."""
     for frame, _ in walk_stack(inspect.currentframe()):
         if frame.f_code is _SCALED_STEP:
             return cast(torch.amp.GradScaler, frame.f_locals["self"]).is_enabled()

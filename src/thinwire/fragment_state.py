@@ -1,4 +1,4 @@
-"""The fragments of a worker: their outer states and exchanges, made from a method, and rounds."""
+"""A worker's fragments: their outer states, exchanges and rounds, made from a method."""
 
 import hashlib
 from collections import deque
@@ -27,8 +27,8 @@ from thinwire.storage import StatePlacement
 from thinwire.transport import RoundTag, Transport
 from thinwire.transport.base import Round
 
-# Rounds of which it is known who contributed. A worker that missed more of them drops its local
-# work rather than have it counted twice.
+# Rounds whose contributors are remembered. A worker that missed more rounds than these drops its
+# local work rather than have it counted twice.
 _ROUNDS_REMEMBERED = 8
 
 
@@ -38,11 +38,11 @@ class PendingRound:
 
     Args:
         tag: fragment, number and anchor.
-        messages: that this worker sent, by name: enough to send them again.
-        exchange: under way.
+        messages: messages that this worker sent, by name: enough to send them again.
+        exchange: the exchange under way.
         sent_at_step: inner step after which it was sent.
         due_step: inner step after which it is applied.
-        feedback_before: feedback before the messages were encoded, where the round may yet be
+        feedback_before: feedback before the messages were encoded, if the round may yet be
             discarded; else None.
     """
 
@@ -58,11 +58,11 @@ class FragmentState:
     """A fragment's outer parameters, feedback and pending rounds.
 
     Args:
-        fragment: which parameters.
-        outer: moves them.
-        exchange: averages what they moved by.
-        transport: to the other workers.
-        saved_rounds: pending rounds that a checkpoint has room for.
+        fragment: the fragment's parameters.
+        outer: moves its outer parameters.
+        exchange: averages its pseudo-gradients.
+        transport: the connection to the other workers.
+        saved_rounds: number of pending rounds that a checkpoint has room for.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class FragmentState:
         self.outer, self.exchange = outer, exchange
         self.pending: deque[PendingRound] = deque()
         self.rounds_sent = 0
-        # What was sent up to `applied_at_step` is in outer steps: cancelling goes back there.
+        # Outer steps contain what was sent up to `applied_at_step`; cancelling goes back there.
         self.sent_at_step = self.applied_at_step = 0
         self.contributors: dict[int, Sequence[str]] = {}
         self._saved_rounds = saved_rounds
-        # The number of a round that this worker gave up, and its feedback, had the round counted.
+        # Number of a round that this worker gave up, and the feedback if it counted after all.
         self._abandoned: tuple[int, Mapping[str, Tensor]] | None = None
 
     # -- a round -----------------------------------------------------------------------------------
@@ -96,9 +96,9 @@ class FragmentState:
         anchor: bytes = b"",
         feedback_before: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Send `delta`, taken from the outer parameters with digest `anchor` after inner `step`.
+        """Send `delta`, measured from outer parameters with digest `anchor`, after inner `step`.
 
-        A worker that has just joined takes part without one.
+        A worker that has just joined takes part without a `delta`.
         """
         tag = RoundTag(what=self.fragment.name, round=self.rounds_sent + 1, anchor=anchor)
         if delta is None:
@@ -126,24 +126,24 @@ class FragmentState:
         self._abandoned = None  # what was abandoned has been sent again since
         mine = result.left_out.get(rank)
         consequence = None if mine is None else mine.consequence()
-        # With a later round on its way the work is in the next pseudo-gradient or already sent.
+        # If a later round is on its way, the work is in the next pseudo-gradient or already sent.
         again = consequence is Consequence.SENT_AGAIN and not self.pending
         local_delta = self.outer.pseudo_gradient() if again else None
         self.outer.apply(self.exchange.absorb(result.mean))
         if local_delta is not None:
             self.outer.reset_live(local_delta)
         not_averaged = consequence in (Consequence.SENT_AGAIN, Consequence.LOST)
-        # Encoding took the message out of feedback. It is in no mean, so it goes back in.
+        # Encoding took the message out of the feedback. No mean has it, so it goes back in.
         if not_averaged and pending.feedback_before is not None and not self.pending:
             self.exchange.load_state_dict(pending.feedback_before)
 
     # -- rounds that do not count, or counted without this worker ----------------------------------
 
     def cancel_rounds(self) -> None:
-        """Give up what is in flight: the next round sends it with what was done since."""
+        """Give up the round in flight: the next round sends its work, with what was done since."""
         if not self.pending:
             return
-        (sent,) = self.pending  # of two at once none can be cancelled
+        (sent,) = self.pending  # overlaps with two rounds at once cannot be cancelled
         self._abandoned = sent.tag.round, self.exchange.feedback()
         if sent.feedback_before is not None:
             self.exchange.load_state_dict(sent.feedback_before)
@@ -161,13 +161,13 @@ class FragmentState:
         """Put the local weights on outer parameters that others moved.
 
         Args:
-            name: this worker's.
-            local_delta: what it trained that is in no outer step it knows of.
+            name: this worker's name.
+            local_delta: its training that is in no outer step it knows of.
         """
         abandoned, self._abandoned = self._abandoned, None
         if abandoned is not None:
             round, feedback = abandoned
-            # Of a round that is no longer known it is better to lose work than to send it twice.
+            # If the round is no longer remembered, better lose work than send it twice.
             if round <= self.rounds_sent and name in self.contributors.get(round, (name,)):
                 # The others did apply the round. Local steps taken since it was sent cannot be
                 # separated from it, so they are dropped.
@@ -177,9 +177,9 @@ class FragmentState:
         self.outer.reset_live(local_delta if finite else None)
 
     def load_feedback(self, feedback: Mapping[str, Tensor]) -> bool:
-        """Continue with `feedback`, perhaps of another K, and return whether it fits.
+        """Continue with `feedback`, perhaps of another K, if it fits; returns whether it does.
 
-        Shards of a reduction are cut by K, so their feedback does not.
+        Shards of a reduce-scatter are cut by K, so their feedback does not fit another K.
         """
         shapes = {key: value.shape for key, value in self.exchange.state_dict().items()}
         fits = shapes == {key: value.shape for key, value in feedback.items()}
@@ -194,7 +194,7 @@ class FragmentState:
         return self.outer.state_dict()
 
     def check_shared(self, shared: Mapping[str, Tensor]) -> None:
-        """Raise `MismatchError` unless `shared` has what this needs, and in that shape."""
+        """Raise `MismatchError` unless `shared` has this state's tensors, dtypes and shapes."""
         mine, theirs = _forms(self.shared()), _forms(shared)
         if mine != theirs:
             raise MismatchError(
@@ -204,7 +204,7 @@ class FragmentState:
             )
 
     def load_shared(self, shared: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Take over the state of others, perhaps of another K, and what is known of rounds."""
+        """Load the shared state of other workers, perhaps of another K, and facts of its rounds."""
         self.outer.load_state_dict(shared)
         self._load_rounds(facts)
         self.contributors = {int(round): names for round, names in facts.get("counted", [])}
@@ -229,7 +229,7 @@ class FragmentState:
         self.note_contributors(self.rounds_sent, facts["counted"])
 
     def replace_exchange(self, exchange: ExchangeState) -> None:
-        """Continue with `exchange`, made for other workers, and with the feedback so far."""
+        """Continue with `exchange`, made for another K or rank, and with the feedback so far."""
         residual = self.exchange.feedback_vector()
         if residual is not None:
             exchange.load_feedback_vector(residual)
@@ -238,7 +238,7 @@ class FragmentState:
     def shared_digest(self) -> bytes:
         """Eight bytes that tell the shared states of workers apart.
 
-        A buffer of zeros may be there for one number of workers and not for another.
+        Tensors of zeros are left out: they may exist for one number of workers and not for another.
         """
         held = ((key, value.reshape(-1).float()) for key, value in sorted(self.shared().items()))
         parts = (key.encode() + anchor_digest(v) for key, v in held if bool(v.any()))
@@ -247,13 +247,13 @@ class FragmentState:
     # -- checkpoints -------------------------------------------------------------------------------
 
     def state_dict(self, *, in_flight: bool = True) -> dict[str, Any]:
-        """Everything that is kept between rounds, and the rounds in flight.
+        """The state that is kept between rounds, and the rounds in flight.
 
         Args:
-            in_flight: false returns the state as if no round in flight counted.
+            in_flight: if false, return the state as if no round in flight counted.
         """
         if not in_flight:
-            # As it is if nothing that is in flight counts.
+            # The feedback, as if nothing in flight counted.
             before = self.pending[0].feedback_before if self.pending else None
             feedback = dict(before or self.exchange.feedback(shares_memory=True))
             state = {"outer": self.shared(), "exchange": feedback, "in_flight": []}
@@ -269,7 +269,7 @@ class FragmentState:
             "exchange": self.exchange.state_dict(),
             "sent_at_step": self.sent_at_step,
             "sends": self.rounds_sent,
-            # Always as many: torch.distributed.checkpoint fills existing entries only.
+            # Always equally many: torch.distributed.checkpoint fills existing entries only.
             "in_flight": [*saved, *blanks][: self._saved_rounds],
         }
 
@@ -284,7 +284,7 @@ class FragmentState:
         """Send what was in flight when the state was saved."""
         anchor = bytes(saved["anchor"].tolist())
         tag = RoundTag(what=self.fragment.name, round=int(saved["round"]), anchor=anchor)
-        # The caller may reuse the memory of what was loaded before the messages have left.
+        # The caller may reuse the loaded memory before the messages have left.
         messages = {name: message.clone() for name, message in saved["messages"].items()}
         self._start(tag, messages, int(saved["sent_at_step"]), int(saved["due_step"]))
 
@@ -300,8 +300,8 @@ class FragmentBuilder:
     Args:
         method: fills the slots.
         live: the worker's weights.
-        transport: to the other workers.
-        storage: of the outer state.
+        transport: the connection to the other workers.
+        storage: where the outer state is kept.
         is_fixed: whether the same workers take part to the end.
 
     Raises:
@@ -364,16 +364,16 @@ class FragmentBuilder:
             "method": self.method.describe(),
             **({"workers": self._transport.world_size} if self._is_fixed else {}),
             "parameters": {name: str(list(p.shape)) for name, p in parameters.items()},
-            # Equal shapes in another order would be averaged crosswise.
+            # Parameters of equal shapes in another order would be averaged with each other.
             "wire order": [f"{s.name} ({s.role})" for layout in segments for s in layout],
             "fragment sizes": [len(layout) for layout in segments],
-            # Equal shapes may be other parts of the same parameter.
+            # Shards of equal shapes may be different parts of a parameter.
             "sharding": {name: text for name, text in shardings.items() if text},
         }
         return flatten_description(description)
 
     def plan(self) -> Iterator[Fragment]:
-        """The method's fragments; one that ranks of this worker share in part is cut in two."""
+        """The method's fragments, cut so that the same ranks hold all parameters of each."""
         # All ranks of a worker must plan alike, so the plan sees nothing of this rank's shards.
         parts = list(parts_of(self.live.model).values())
         planned = self.method.fragments.plan(parts, sync_every=self.method.sync_every)

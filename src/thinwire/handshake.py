@@ -17,7 +17,7 @@ from thinwire.live_weights import whole_tensor
 _WEIGHTS = "initial weights"
 _FROZEN = "frozen weights"
 _CONSEQUENCES = (_WEIGHTS, _FROZEN, "wire order", "fragment sizes")
-# Column sums are hashed block by block, so that rows in another order are found.
+# Column sums are hashed block by block, so that reordered rows change the digest.
 _BLOCK = 1 << 20
 
 
@@ -38,14 +38,14 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def weights_digest(tensors: Mapping[str, Tensor]) -> str:
-    """A digest of weights at the speed of memory, where `digest` hashes all bytes.
+    """A digest of weights at the speed of memory; `digest` hashes all bytes.
 
     SHA-256 of names, shapes and the column sums of every 2^20 numbers, in the order of the names.
     It detects no adversary. fp16 and bf16 are converted to fp32, since workers may hold frozen
-    weights in either; other numbers count as their bytes.
+    weights in either; other numbers are digested as bytes.
 
     Args:
-        tensors: by name, of any dtype and on any device.
+        tensors: tensors by name, of any dtype and on any device.
 
     >>> weights_digest({"w": torch.zeros(2)}) == weights_digest({"w": torch.zeros(2).bfloat16()})
     True
@@ -89,9 +89,9 @@ def encode_description(
     """Encode the description of a worker's run; equal workers have equal bytes.
 
     Args:
-        description: of the run, nested.
-        weights: initial weights; only their digest travels.
-        frozen: weights that are not trained; only their digest travels.
+        description: description of the run, nested.
+        weights: initial weights; only their digest is sent.
+        frozen: weights that are not trained; only their digest is sent.
     """
     flat = flatten_description(description)
     if weights is not None:
@@ -136,8 +136,8 @@ def first_difference(a: Mapping[str, str], b: Mapping[str, str]) -> str | None:
     'kind'
     """
     differing = [field for field in a.keys() | b.keys() if a.get(field) != b.get(field)]
-    # Other shapes imply other weights in another order, and another class other fields. These come
-    # last, so that the cause is named and not a consequence.
+    # Different shapes imply different weights and order, and a different class different fields.
+    # Consequences come last, so that the cause is named.
     return min(
         differing,
         key=lambda f: (f.startswith(_CONSEQUENCES), f not in a or f not in b, f),
@@ -152,7 +152,7 @@ def check_same(
 
     Args:
         theirs: the saved description.
-        mine: that of this run.
+        mine: this run's description.
         cannot: what cannot be done, for the error message.
         whose: name of what was saved, for the error message.
         do: advice, for the error message.

@@ -1,7 +1,7 @@
 """Inner optimizers: what every worker does between two exchanges, described apart from its state.
 
 A description is a value: it can be compared, printed, and sent to every worker. `build` makes the
-torch optimizer for one model from it. Anything with that one method is an inner optimizer.
+torch optimizer for one model from it. A subclass needs only that method.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class InnerOptimizer(ABC):
 
     @abstractmethod
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make a fresh optimizer of `model`'s parameters; workers must get equal ones."""
+        """Make a fresh optimizer for `model`'s parameters; it must be the same on all workers."""
 
 
 class _Checked(InnerOptimizer):
-    """One whose rates are checked when it is described."""
+    """An inner optimizer whose hyperparameters are checked at construction."""
 
     def __post_init__(self) -> None:
         check_hyperparameters(asdict(cast("Any", self)))
@@ -51,7 +51,7 @@ class AdamW(_Checked):
         lr: learning rate, per step.
         betas: decay of the two moments, each in [0, 1).
         eps: floor of the denominator.
-        weight_decay: of matrices, embeddings and head; vectors (norms, biases) are not decayed.
+        weight_decay: decay of matrices, embeddings and head; vectors (norms, biases) have none.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -88,12 +88,12 @@ class Muon(_Checked):
         adamw_lr: learning rate of embeddings, head and vectors; None means `lr`, as in the paper.
         momentum: in [0, 1).
         nesterov: whether to look ahead by one momentum step.
-        weight_decay: of all but vectors; the paper scales 1e-4 to 1e-2 by 1 / (K steps).
+        weight_decay: decay of all but vectors; the paper scales 1e-4 to 1e-2 by 1 / (K steps).
         scale: "spectral", sqrt(fan_out / fan_in); "rms", 0.2 sqrt(max(fan_out, fan_in)); or
             "original", sqrt(max(1, fan_out / fan_in)).
-        betas: of AdamW, each in [0, 1).
-        eps: of AdamW.
-        iteration: that orthogonalises; `NewtonSchulz.turbo()` has a fifth fewer matrix products.
+        betas: AdamW's betas, each in [0, 1).
+        eps: AdamW's eps.
+        iteration: orthogonalises; `NewtonSchulz.turbo()` has a fifth fewer matrix products.
 
     Raises:
         ConfigurationError: a value is out of range, or the scale is unknown.
@@ -113,7 +113,7 @@ class Muon(_Checked):
     scale: str = "spectral"
     betas: tuple[float, float] = (0.9, 0.99)
     eps: float = 1e-8
-    # Workers of earlier versions have this one and do not describe it.
+    # Workers of earlier versions have this default and do not describe it.
     iteration: NewtonSchulz = field(default=NewtonSchulz(), metadata={"describe_default": False})
 
     def build(self, model: nn.Module) -> optim.Muon:
@@ -177,7 +177,7 @@ class SignSGD(_Checked):
 
     Args:
         lr: learning rate, per step.
-        weight_decay: of matrices, embeddings and head; vectors (norms, biases) are not decayed.
+        weight_decay: decay of matrices, embeddings and head; vectors (norms, biases) have none.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -185,8 +185,8 @@ class SignSGD(_Checked):
     >>> SignSGD(lr=1e-3).build(nn.Linear(2, 2)).param_groups[0]["lr"]
     0.001
 
-    Source: DeMo (arXiv 2411.19870), its released code, for lr and decay. Differs: that decays
-    vectors as well; leaving them out is our choice.
+    Source: DeMo (arXiv 2411.19870), its released code, for lr and decay. Differs: that code decays
+    vectors, too; leaving them out is our choice.
     """
 
     lr: float = 4e-4
@@ -198,7 +198,7 @@ class SignSGD(_Checked):
 
 
 def _decayed_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Everything but vectors with `weight_decay`, then vectors without; empty ones left out."""
+    """Everything but vectors with `weight_decay`, then vectors without; no empty groups."""
     roles = optim.parameter_roles(model)
     vectors = [p for name, p in model.named_parameters() if roles[name] is optim.Role.VECTOR]
     others = [p for name, p in model.named_parameters() if roles[name] is not optim.Role.VECTOR]

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from thinwire.blocks import LazyVector, VectorPart, copy_all, pieces_of
 from thinwire.errors import ConfigurationError, NonFiniteError, check
 
-# Which worker measures the pseudo-gradients of a parameter, by the parameter's id: of two, each
-# sees the other's. A worker that is there keeps its parameters, so no other one gets their ids.
+# The worker that measures pseudo-gradients of a parameter, by the parameter's id: two workers would
+# each measure the other's steps. A live worker keeps its parameters, so their ids are not reused.
 _OWNERS = weakref.WeakValueDictionary[int, "LiveWeights"]()
 
 
@@ -47,9 +47,9 @@ def whole_tensor(tensor: Tensor) -> Tensor:
 
 
 def with_hooks(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer inside of one that lacks an Optimizer's hooks, as Accelerate's wrapper does.
+    """Unwrap `optimizer` if it lacks an Optimizer's hooks, as Accelerate's wrapper does.
 
-    One that has hooks and steps another inside (Lookahead, SAM) is followed itself.
+    An optimizer that has hooks and steps another inside (Lookahead, SAM) is followed itself.
 
     >>> sgd = torch.optim.SGD(nn.Linear(2, 1).parameters())
     >>> with_hooks(sgd) is sgd
@@ -64,14 +64,14 @@ class LiveWeights:
 
     Args:
         model: any module; tied parameters count once, frozen ones do not take part.
-        optimizers: all that step those parameters.
+        optimizers: all optimizers that step those parameters.
 
     Attributes:
-        to_release: what `close` calls `release()` of, if it is still there.
+        to_release: objects whose `release()` `close` calls, if they still exist.
 
     Raises:
         ConfigurationError: `model` has no trainable parameter, a complex one or one whose elements
-            share memory, an optimizer steps another one, or DeepSpeed has wrapped either.
+            share memory, an optimizer steps a foreign one, or DeepSpeed has wrapped either.
 
     >>> live = LiveWeights(nn.Linear(2, 1), [])
     >>> live.read(["weight", "bias"]).numel(), live.read(["bias"]).dtype
@@ -93,7 +93,7 @@ class LiveWeights:
         self.model = model
         self.optimizers = tuple(map(with_hooks, optimizers))
         self._was_exchanged = False
-        # Weak, so that a loop that is dropped without being closed is not kept alive.
+        # Weak, so as not to keep alive a loop that is dropped without being closed.
         self.to_release = weakref.WeakSet[Any]()
         self.parameters: Mapping[str, nn.Parameter] = {
             name: p for name, p in model.named_parameters() if p.requires_grad
@@ -114,7 +114,7 @@ class LiveWeights:
         return next(iter(self.parameters.values())).device
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every parameter, as this rank holds it."""
+        """The shape of every parameter, or of this rank's shard of it."""
         return {name: tuple(local_shard(p).shape) for name, p in self.parameters.items()}
 
     def frozen(self) -> dict[str, Tensor]:
@@ -137,7 +137,7 @@ class LiveWeights:
         self._copy_in(names, self.unflatten(names, flat).values())
 
     def claim(self) -> None:
-        """Have all trained parameters for this worker alone, until `close()` or until it is gone.
+        """Claim all trained parameters for this worker, until `close()` or until it is collected.
 
         Raises:
             ConfigurationError: another worker has one of them.
@@ -152,7 +152,7 @@ class LiveWeights:
         _OWNERS.update({id(parameter): self for parameter in self.parameters.values()})
 
     def close(self) -> None:
-        """Undo what was done: optimizers are stepped by themselves, parameters are free again."""
+        """Release what this holds, and give up the claim to the parameters."""
         for parameter in self.parameters.values():
             if _OWNERS.get(id(parameter)) is self:
                 del _OWNERS[id(parameter)]
@@ -171,7 +171,7 @@ class LiveWeights:
         ]
 
     def check_finite(self, names: Sequence[str], delta: LazyVector, *, when: str) -> None:
-        """Raise `NonFiniteError` that names the first parameter whose `delta` is not finite."""
+        """Raise `NonFiniteError` if `delta` is not finite, naming the first such parameter."""
         for name, values in self.unflatten(names, delta.whole()).items():
             if not bool(torch.isfinite(values).all()):
                 raise NonFiniteError(
@@ -181,8 +181,8 @@ class LiveWeights:
                 ) from None
 
     def check_unchanged(self) -> None:
-        """Raise `ConfigurationError` if others are trainable or stepped than at construction."""
-        # FSDP2 shows weights that are gathered in the place of its parameters.
+        """Raise `ConfigurationError` if the parameters trained have changed since construction."""
+        # While weights are gathered, FSDP2 shows them in place of its parameters.
         self.forget_gathered_weights()
         now = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         mine = self.parameters
@@ -194,7 +194,7 @@ class LiveWeights:
                 do="load weights in place, by load_state_dict(state) without assign=True; "
                 "otherwise flush() and close() this outer loop and build a new one",
             )
-        if not self._was_exchanged:  # an engine may have been built around both since
+        if not self._was_exchanged:  # an engine may have been built around both since then
             _refuse_deepspeed(*self.parameters.values())
         self._was_exchanged = True
         self._check_stepped()
@@ -212,7 +212,7 @@ class LiveWeights:
             )
 
     def swap_in(self, values: Mapping[str, Tensor]) -> Callable[[], None]:
-        """Replace the local weights by `values`; returns what puts them back.
+        """Replace the local weights by `values`; returns a function that puts them back.
 
         Meanwhile the local weights are kept on the device of `values`.
         """
@@ -228,7 +228,7 @@ class LiveWeights:
         self.forget_gathered_weights()
 
     def forget_gathered_weights(self) -> None:
-        """Have the weights gathered again when the model is used next."""
+        """Make FSDP2 gather the weights again when the model is next used."""
         # FSDP2 may still hold weights gathered for an evaluation, which would hide the new ones.
         for module in self.model.modules():
             reshard: Any = getattr(module, "reshard", None)
@@ -240,8 +240,8 @@ class LiveVector:
     """Some of a worker's local weights, laid one after the other.
 
     Args:
-        live: the worker's.
-        names: of the parameters.
+        live: the worker's weights.
+        names: names of the parameters.
 
     >>> from torch import nn
     >>> from thinwire.blocks import VectorPart
@@ -264,7 +264,7 @@ class LiveVector:
         self._scratch = torch.empty(0)
 
     def open(self) -> OpenWeights:
-        """The weights as they are from now on; `close()` them after writing."""
+        """The weights, to be read and written in place; `close()` them after writing."""
         return self.over([local_shard(self.live.parameters[name]) for name in self.names])
 
     def over(self, tensors: Sequence[Tensor]) -> OpenWeights:
@@ -272,14 +272,14 @@ class LiveVector:
         return OpenWeights(self, tensors)
 
     def pieces(self, part: VectorPart) -> list[tuple[int, VectorPart]]:
-        """The parameters that `part` runs over, and which part of each: found once."""
+        """The parameters that `part` runs over, and which part of each; cached."""
         if part not in self._pieces:
             self._pieces[part] = pieces_of(part, self.starts)
         return self._pieces[part]
 
     def scratch(self, numel: int) -> Tensor:
-        """Memory for `numel` numbers of fp32, in use until it is asked for again."""
-        if self.live.device.type != "cpu":  # torch keeps a GPU's memory, for all of its users
+        """Memory for `numel` numbers of fp32, valid until the next call."""
+        if self.live.device.type != "cpu":  # torch itself caches a GPU's memory
             return torch.empty(numel, device=self.live.device)
         if self._scratch.numel() < numel:
             self._scratch = torch.empty(numel)
@@ -287,24 +287,24 @@ class LiveVector:
 
 
 class OpenWeights(LazyVector):
-    """A `LiveVector` while it is read or written: what is in the parameters, in fp32.
+    """A `LiveVector` while it is read or written: the contents of the parameters, in fp32.
 
     Args:
-        vector: that was opened.
-        tensors: one for each parameter, as this rank holds it.
+        vector: the vector that was opened.
+        tensors: one per parameter, or this rank's shard of it.
     """
 
     def __init__(self, vector: LiveVector, tensors: Sequence[Tensor]) -> None:
         super().__init__(vector.numel, vector.live.device)
         self._vector, self._shards = vector, tensors
-        # A view, unless the parameter is not contiguous: then a copy, which `close` writes back.
+        # Views; a parameter that is not contiguous gives a copy, which `close` writes back.
         self._flat = [shard.reshape(-1) for shard in self._shards]
         self._is_plain = all(
             flat.dtype == torch.float32 and flat.device == self.device for flat in self._flat
         )
 
     def read(self, part: VectorPart, out: Tensor | None = None) -> Tensor:
-        """A copy of them, rounded to fp32."""
+        """A copy of the weights, in fp32."""
         out = self._vector.scratch(part.numel) if out is None else out
         views = self._views(part)
         if self._is_plain:
@@ -364,7 +364,7 @@ def _check_parameter(name: str, parameter: Tensor) -> None:
 
 def _refuse_deepspeed(*parts: object) -> None:
     for part in parts:
-        # Optimizers for use without it (deepspeed.ops) are torch's kind. ZeRO 3 marks parameters.
+        # deepspeed.ops has plain torch optimizers, which are fine. ZeRO 3 marks parameters.
         kinds = [kind.__module__ for kind in type(part).__mro__]
         check(
             not (any(k.startswith("deepspeed.runtime.") for k in kinds) or hasattr(part, "ds_id")),

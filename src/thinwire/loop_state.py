@@ -36,11 +36,11 @@ class LoopState:
 
     Args:
         builder: makes the fragments, for any number of workers.
-        transport: to the other workers; bytes sent for the consensus are counted here alone.
+        transport: connects the workers; bytes of the consensus are counted here, apart from others.
 
-    `step` are inner steps by the schedule, `version` outer steps, each fragment's counted, `dealt`
-    data shares handed out. Only the thread that trains changes any of it, and holds `lock`
-    meanwhile: snapshots are taken in another thread.
+    `step` counts inner steps of the schedule, `version` outer steps over all fragments, and `dealt`
+    data shares handed out. Only the training thread changes the state, and it holds `lock` while it
+    does, because snapshots are taken in another thread.
     """
 
     def __init__(self, builder: FragmentBuilder, transport: Transport) -> None:
@@ -52,14 +52,14 @@ class LoopState:
         self.ended_at_step = -1
         self.name = ""
         self.lock = threading.RLock()
-        # K as far as the outer optimizers know it; K and rank as far as the exchanges do.
+        # K that the outer optimizers are set to; K and rank that the exchanges are made for.
         self.outer_workers = transport.world_size
         self._exchange_rank = transport.world_size, transport.rank
         self._digest = (-1, "")
         self.consensus_counters = self._transport.counters
         self._under_way: list[Round[RoundResult]] = []
         self._means: list[Tensor] = []
-        # Outer steps that the means are after: a round need not come by here.
+        # The version that the means belong to: a round does not clear them itself.
         self._mean_version = 0
 
     def fully_synced(self) -> bool:
@@ -73,7 +73,7 @@ class LoopState:
         """Outer step, inner step and digest of this worker; safe from any thread.
 
         Args:
-            anew: compute the digest again, to find out whether the state has drifted within a
+            anew: compute the digest again, to find out whether the state has drifted during a
                 round.
         """
         with self.lock:
@@ -85,7 +85,7 @@ class LoopState:
                 step=self.step,
                 digest=self._digest[1],
                 dealt=self.dealt,
-                # Together with the version: a peer that reads the last one knows it is the last.
+                # Read with the version, so that a peer that reads the last one knows it is.
                 over=self.ended_at_step == self.step and self.fully_synced(),
             )
 
@@ -97,7 +97,7 @@ class LoopState:
     def capture(self) -> Snapshot:
         """The shared state between two rounds, as it is now; safe from any thread.
 
-        On a CPU it shares memory with the fragments. An outer step in the meantime takes new.
+        On a CPU it shares memory with the fragments; a later outer step writes to new memory.
         """
         with self.lock:
             shared = _of_all(fragment.shared() for fragment in self.fragments)
@@ -135,7 +135,7 @@ class LoopState:
         return {name: by_identity.get(id(value), value.detach()) for name, value in state.items()}
 
     def begin_consensus(self) -> None:
-        """Begin to gather the consensus, unless that was done since the last outer step."""
+        """Begin to gather the consensus, unless it was gathered since the last outer step."""
         if self.version != self._mean_version:
             self._under_way, self._means, self._mean_version = [], [], self.version
         if self._has_own_anchors and not (self._under_way or self._means):
@@ -159,7 +159,7 @@ class LoopState:
     def consensus(self) -> dict[str, Tensor]:
         """(1/K) sum_k phi_k of the workers' anchors phi_k, by name; all workers must call this.
 
-        Cached until the next outer step. If all workers share an anchor, it is the anchor, and
+        Cached until the next outer step. If all workers share an anchor, that is the consensus, and
         nothing is sent.
 
         Raises:
@@ -175,7 +175,7 @@ class LoopState:
 
     def consensus_state(self) -> dict[str, Any]:
         """Counters of the consensus, for a checkpoint; empty if all workers share an anchor."""
-        # States of methods with a shared anchor have the keys that they always had.
+        # Methods with a shared anchor have no such key, as in checkpoints of earlier versions.
         return {_TRAFFIC: asdict(self.consensus_counters)} if self._has_own_anchors else {}
 
     def load_consensus_state(self, state: Mapping[str, Any]) -> None:
@@ -183,15 +183,15 @@ class LoopState:
         self._under_way, self._means = [], []
         self.consensus_counters.restore(state.get(_TRAFFIC, {}))
 
-    # -- taking over what others have --------------------------------------------------------------
+    # -- taking over the state of others -----------------------------------------------------------
 
     def load(self, snapshot: Snapshot) -> None:
-        """Take over a shared state; feedback and local work stay this worker's own.
+        """Load a shared state; feedback and local work stay this worker's own.
 
-        Work that already counts with the others is not kept.
+        Local work that the others have already counted is dropped.
 
         Raises:
-            MismatchError: it is of another model or method; nothing has changed then.
+            MismatchError: it is from another model or method; nothing has changed then.
         """
         facts = snapshot.facts
         check_same_run(migrate_names(facts["run"]), self.description)
@@ -204,7 +204,7 @@ class LoopState:
             self._digest = (-1, "")
             known = zip(self.fragments, shared, facts["tracks"], strict=True)
             for fragment, theirs, rounds in known:
-                # Local work is measured from the outer parameters that it began at.
+                # Measured before loading, from the outer parameters that the local work began at.
                 local_delta = fragment.outer.pseudo_gradient()
                 fragment.load_shared(theirs, rounds)
                 fragment.rebase(self.name, local_delta)
@@ -215,8 +215,8 @@ class LoopState:
         """Take the outer steps of rounds that this worker missed.
 
         Raises:
-            MismatchError: they do not follow on what this worker has, or do not lead to where the
-                others are. ExchangeError: their messages are damaged.
+            MismatchError: they do not follow on this worker's state, or do not lead to that of the
+                others. ExchangeError: their messages are damaged.
         """
         try:
             for record in missed.records:
@@ -239,7 +239,7 @@ class LoopState:
         """Take the outer step of one round that this worker missed.
 
         Raises:
-            MismatchError: it does not follow on what this worker has.
+            MismatchError: it does not follow on this worker's state.
             ExchangeError: its messages are damaged.
         """
         facts = record.facts
@@ -254,22 +254,22 @@ class LoopState:
                 do="take over a snapshot of another worker",
                 kind=MismatchError,
             )
-            # With overlap its messages were sent before the step that this one follows on.
+            # With overlap, its messages were sent before the previous step was applied.
             anchor, round = bytes.fromhex(facts["anchor"]), int(facts["round"])
             tag = RoundTag(what=fragment.fragment.name, round=round, anchor=anchor)
             context = self._builder.context(fragment.fragment, int(facts["workers"]), 0)
-            # It is gone in a moment: the ledger counts what stays.
+            # A placement of its own, since the ledger must not count what is gone in a moment.
             context = replace(context, storage=StatePlacement(context.storage.device))
             reader = self._builder.method.exchange.bind(context)
             left_out = [int(rank) for rank in facts["left_out"]]
-            # Before anything changes: the messages may turn out to be unusable.
+            # Computed before anything changes, since the messages may turn out to be unusable.
             mean = reader.replay_mean(record.messages, tag, left_out=left_out)
             self.cancel_rounds()
             local_delta = fragment.outer.pseudo_gradient()
             self.set_outer_workers(int(facts["workers"]))
             fragment.step_missed(mean, facts)
             self.version = record.version
-            # A newcomer that is alone goes on from there, and not from its own first step.
+            # A lone newcomer goes on from that step, not from its own first one.
             self.step = max(self.step, int(facts["sent_at_step"]))
             fragment.rebase(self.name, local_delta)
 
@@ -281,17 +281,17 @@ class LoopState:
                 fragment.outer.reset_live(None)
 
     def cancel_rounds(self) -> None:
-        """Give up every round that is under way: the next one sends its work again."""
+        """Give up every round under way: the next one sends its work again."""
         self._builder.storage.put_away()
         for fragment in self.fragments:
             fragment.cancel_rounds()
-        # The last round, if it was one of these, has to be begun again.
+        # If the last round was one of these, it must begin again.
         self.ended_at_step = -1
 
-    # -- other workers than before -----------------------------------------------------------------
+    # -- a change of workers -----------------------------------------------------------------------
 
     def set_outer_workers(self, workers: int) -> None:
-        """Go on with the outer settings for `workers` workers, in the same memory."""
+        """Continue with the outer settings for `workers` workers, in the same memory."""
         outer = self._builder.method.outer
         if isinstance(outer, ByWorkerCount) and workers != self.outer_workers:
             rule = outer.rule(workers)
@@ -301,7 +301,7 @@ class LoopState:
         self.outer_workers = workers
 
     def set_exchange_workers(self, workers: int, rank: int) -> None:
-        """Go on with exchanges made for rank `rank` of `workers`."""
+        """Continue with exchanges made for rank `rank` of `workers`."""
         if (workers, rank) == self._exchange_rank:
             return
         for fragment in self.fragments:
@@ -341,14 +341,14 @@ def record_of(
     *,
     before: bytes,
 ) -> RoundRecord:
-    """What `pending`, which was just applied, leaves for workers that missed it.
+    """Record `pending`, which was just applied, for workers that missed it.
 
     Args:
-        state: after the round.
-        fragment: of the round.
+        state: the state after the round.
+        fragment: the round's fragment.
         pending: the round.
-        result: of its exchange.
-        names: of the workers, in rank order.
+        result: result of its exchange.
+        names: names of the workers, in rank order.
         before: digest of the fragment's outer parameters before the step.
     """
     consequences = {rank: why.consequence() for rank, why in result.left_out.items()}
@@ -378,7 +378,7 @@ def record_of(
 
 
 def next_after(answers: Generator[Answer, None, None], act: Callable[[], None]) -> Answer:
-    """Do what the last answer said; the next one knows whether that worked."""
+    """Call `act`, then return the next answer; if `act` fails, `answers` gets the error."""
     try:
         act()
     except MALFORMED as error:
@@ -387,12 +387,12 @@ def next_after(answers: Generator[Answer, None, None], act: Callable[[], None]) 
 
 
 def migrate_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An outer loop's state of any version as this version writes it.
+    """An outer loop's state, written by any version, in the form of this one.
 
     Version 0.2 saved an elastic run as a snapshot and error feedback.
 
     Raises:
-        CheckpointError: it is no state of an outer loop.
+        CheckpointError: it is not the state of an outer loop.
     """
     if "shared" not in state:
         check(
@@ -423,15 +423,15 @@ def is_of_elastic_run(state: Mapping[str, Any]) -> bool:
 
 
 def without_flights(state: Mapping[str, Any]) -> dict[str, Any]:
-    """`state` as if no round in flight had counted: the next one sends what they sent."""
+    """`state` as if no round in flight had counted: the next round sends their work."""
     fragments: list[dict[str, Any]] = []
     for saved in state["fragments"]:
         sent = [int(each["sent_at_step"]) for each in saved["in_flight"] if int(each["round"]) > 0]
         dropped = {
-            # What a dropped message lacked is in its feedback and in the local weights.
+            # Dropped: what a message left out is in both the feedback and the local weights.
             "exchange": {},
             "sends": int(saved["sends"]) - len(sent),
-            # A run that ends here sends what was dropped, even if nothing is trained after it.
+            # So that a run that ends here still sends what was dropped.
             "sent_at_step": min([int(saved["sent_at_step"]), *(step - 1 for step in sent)]),
         }
         fragments.append({**saved, **(dropped if sent else {}), "in_flight": []})
@@ -439,10 +439,10 @@ def without_flights(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def snapshot_of(state: Mapping[str, Any], *, sync_every: int) -> Snapshot:
-    """What other workers share of the state of an outer loop that has nothing in flight."""
+    """The part of an outer loop's state that workers share; nothing may be in flight."""
     run, fragments = state["run"], state["fragments"]
     workers, step, dealt = int(run["workers"]), int(state["step"]), int(state["dealt"])
-    if not is_of_elastic_run(state):  # but K shares a round were assigned
+    if not is_of_elastic_run(state):  # a fixed run assigns K shares per round
         dealt += (step // sync_every + 1) * workers
     tracks = [
         {"sends": each["sends"], "sent_at_step": each["sent_at_step"]}

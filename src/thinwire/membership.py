@@ -1,11 +1,11 @@
-"""Who takes part in a round: the seam between the loop and a run whose workers come and go.
+"""Who takes part in a round: the interface between the loop and an elastic run.
 
 At the start of a round the loop asks its membership what to do, and does it:
 
-    Snapshot     take over this state: this worker is too far behind, or has drifted
-    Replay       take the outer steps of these rounds: this worker missed them
+    Snapshot     load this state: this worker is too far behind, or has drifted
+    Replay       take the outer steps of these rounds, which this worker missed
     RoundPlan    begin the round, with these workers; if its phase is DONE, the run has ended
-                 without this worker: drop what it trained since
+                 without this worker: drop what it trained since the last round
 
 Membership reads the loop's state (`SharedState`) and never changes it. Fixed workers are not
 asked.
@@ -40,7 +40,7 @@ class Phase(Enum):
     LAST = "last"
     """Training is over; what is left is exchanged."""
     DONE = "done"
-    """All others have finished, and this worker has what they had: nothing is left to do."""
+    """All others have finished, and this worker has their state: nothing is left to do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,9 +48,9 @@ class Progress:
     """Outer step, inner step and digest of a worker's shared state.
 
     Args:
-        version: outer steps that it has taken, each fragment's counted.
+        version: outer steps taken, summed over fragments.
         step: inner steps of the schedule.
-        digest: of the shared state, hexadecimal; equal versions have equal digests.
+        digest: digest of the shared state, hexadecimal; equal states have equal digests.
         dealt: data shares handed out so far.
         over: whether all steps are taken, and nothing is left to be exchanged.
     """
@@ -64,14 +64,14 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerMetrics:
-    """Measurements of a worker in training; None is unknown.
+    """Measurements of a worker in training; None if unknown.
 
     Args:
-        loss: of its last training steps.
-        tokens_per_s: that it reads.
-        sent_bytes: of payloads handed to the transport, metadata included.
-        received_bytes: of payloads that came from other workers.
-        wait_s: for rounds to begin, and for exchanges.
+        loss: loss of its last training steps.
+        tokens_per_s: tokens that it reads per second.
+        sent_bytes: bytes of payloads passed to the transport, metadata included.
+        received_bytes: bytes of payloads from other workers.
+        wait_s: time spent waiting for rounds to begin and for exchanges.
 
     >>> WorkerMetrics(loss=2.5, sent_bytes=7).describe()
     {'loss': 2.5, 'sent_bytes': 7}
@@ -86,14 +86,14 @@ class WorkerMetrics:
     wait_s: float | None = None
 
     def describe(self) -> dict[str, Any]:
-        """Return what is known as JSON-able data."""
+        """Return the known values as JSON-able data."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
     def read(cls, told: Mapping[str, Any]) -> Self:
         """The plausible values of what `describe` returned elsewhere, or of anything else.
 
-        Names that are not known here are passed over: a later version may have them.
+        Unknown names are ignored: a later version may have them.
         """
         names = [field.name for field in fields(cls)]
         return cls(**{n: told[n] for n in names if n in told and _is_plausible(n, told[n])})
@@ -102,7 +102,7 @@ class WorkerMetrics:
 def _is_plausible(name: str, value: Any) -> bool:
     kinds = (int,) if name.endswith("_bytes") else (int, float)
     least = -_LARGEST if name == "loss" else 0
-    # In this form, NaN is refused.
+    # NaN fails both comparisons.
     return type(value) in kinds and least <= value <= _LARGEST
 
 
@@ -112,7 +112,7 @@ class Snapshot:
 
     Args:
         facts: numbers and texts, JSON-able; has `version`.
-        tensors: on the CPU; they do not change.
+        tensors: tensors on the CPU, which do not change.
     """
 
     facts: Mapping[str, Any]
@@ -121,12 +121,12 @@ class Snapshot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundRecord:
-    """Record of a round: enough to take its outer step again, on another worker.
+    """Record of a round: enough to take its outer step on another worker.
 
     Args:
-        version: of the shared state after it.
+        version: version of the shared state after it.
         facts: which fragment and round, and which workers are in the mean; JSON-able.
-        messages: uint8 [n] each, as they were exchanged.
+        messages: the messages as exchanged, uint8 [n] each.
     """
 
     version: int
@@ -139,12 +139,12 @@ class RoundPlan:
     """A round that begins.
 
     Args:
-        phase: why the others are here; JOIN if all have just started; DONE if the run is over.
-        changed: other workers take part than before; what is under way is cancelled.
-        joins: this worker has just come and has nothing to contribute to what is due now.
-        step: inner steps of the schedule, the same on all.
-        names: of the workers, in rank order.
-        dealt: data shares handed out so far; this worker's is the one numbered `dealt` + its rank.
+        phase: why the workers meet; JOIN if all have just started; DONE if the run is over.
+        changed: whether other workers take part than before; rounds under way are then cancelled.
+        joins: whether this worker has just joined and has nothing to contribute yet.
+        step: inner steps of the schedule, the same on all workers.
+        names: names of the workers, in rank order.
+        dealt: data shares handed out so far; this worker's share is number `dealt` + its rank.
     """
 
     phase: Phase
@@ -159,8 +159,8 @@ class RoundPlan:
 class Replay:
     """Take the outer steps of `records`, which lead to `until`.
 
-    If they do not, this worker has drifted: its inner steps since the last round are dropped, and
-    another answer follows.
+    If they lead elsewhere, this worker has drifted: its inner steps since the last round are
+    dropped, and another answer follows.
     """
 
     records: Sequence[RoundRecord]
@@ -171,19 +171,19 @@ Answer: TypeAlias = Snapshot | Replay | RoundPlan
 
 
 SharedState: TypeAlias = "LoopState"
-"""A worker's state as far as all workers share it, for reading; safe from any thread."""
+"""The part of a worker's state that all workers share, to be read only; safe from any thread."""
 
 
 class Membership:
-    """Decides who takes part in which round: this one, the same workers from beginning to end."""
+    """Decides who takes part in which round; here, the same workers from beginning to end."""
 
     is_fixed = True
-    """True if the same workers take part from the beginning to the end.
-    If not, a round may be cancelled and bad messages are left out of it.
+    """True if the same workers take part from beginning to end.
+    Otherwise a round may be cancelled, and bad messages are left out of it.
     """
 
     def join(self, state: SharedState) -> None:
-        """Take a place in the run; call it once, before the first inner step; by default nothing.
+        """Join the run; call it once, before the first inner step. Does nothing by default.
 
         Raises:
             ExchangeError: the run cannot be reached. MismatchError: it is another run.
@@ -192,22 +192,22 @@ class Membership:
     def begin_round(self, phase: Phase) -> Generator[Answer, None, None]:
         """Yield what to do before a round, unless `is_fixed`; a `RoundPlan` is the last answer.
 
-        Every worker asks at the same inner steps, before it sends what is due there. An answer is
-        to be acted on before the next one is asked for. If that raised a `ThinwireError` or the
-        answer's data was malformed, throw the error into the iterator.
+        Every worker asks at the same inner steps, before it sends what is due there. Act on an
+        answer before you ask for the next one. If that raises one of `MALFORMED`, throw the error
+        into the generator.
         """
         raise NotImplementedError
 
     def log_round(self, record: RoundRecord) -> None:
-        """Keep the record of a round that counted, for workers that missed it; by default not."""
+        """Keep the record of a round that counted, for workers that missed it; default: do not."""
 
     def discard_round(self, why: str) -> None:
-        """Tell people that a round does not count for this worker; by default nobody."""
+        """Tell the user that a round does not count for this worker; default: do nothing."""
 
     def may_end(self) -> bool:
-        """True if a worker that has nothing left to exchange may end; the default.
+        """True if a worker with nothing left to exchange may end, as it may by default.
 
-        Otherwise the others have continued without it: it begins a last round again.
+        Otherwise the others have continued without it, and it begins a last round again.
         """
         return True
 
@@ -220,11 +220,11 @@ class Membership:
         return f"worker {rank}"
 
     def report(self, metrics: WorkerMetrics) -> None:
-        """Take what this worker measured so far, for people who watch the run; by default ignored.
+        """Publish this worker's measurements for people who watch the run; default: ignore them.
 
         Args:
-            metrics: in place of those before.
+            metrics: replace the previous ones.
         """
 
     def leave(self) -> None:
-        """Tell the others that this worker takes no further part; by default nobody."""
+        """Tell the others that this worker leaves the run; default: do nothing."""

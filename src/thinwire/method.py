@@ -35,9 +35,9 @@ RENAMED_SLOTS = {
     "Machine": "Runtime",
     "Periods": "Intervals",
 }
-"""Class names in descriptions written by earlier versions, and today's."""
+"""Class names in descriptions of earlier versions, and their current names."""
 
-# Slots that were added since: (kind, slot): the kind that it had when there was no choice.
+# Slots added later, by (kind, slot): the kind that earlier versions always used there.
 _SLOTS_ADDED = {("MedianNormClip", "aggregate"): "MeanOverWorkers"}
 
 
@@ -62,7 +62,7 @@ def describe(value: Any) -> Any:
 
 
 def migrate_names(description: Any) -> Any:
-    """A description written by an earlier version, with today's class names and slots.
+    """A description written by an earlier version, with current class names and slots.
 
     Args:
         description: nested, as `describe` returns it, or flat, keyed by paths such as "outer.kind".
@@ -92,8 +92,8 @@ def migrate_names(description: Any) -> Any:
 def _fields(value: Any) -> Mapping[str, Any]:
     if not dataclasses.is_dataclass(value):
         return getattr(value, "__dict__", {})
-    # Left out: fields that do not change the numbers (where a state lives), and the defaults of
-    # those that were added after descriptions had been written without them.
+    # Left out: fields that do not change the numbers (where a state lives), and defaults of fields
+    # that earlier versions' descriptions lack.
     return {
         f.name: getattr(value, f.name)
         for f in dataclasses.fields(value)
@@ -107,7 +107,7 @@ class Method:
     """A training method: one choice for every slot of the outer step.
 
     Args:
-        name: shown in tables; two methods that differ only in it are the same.
+        name: shown in tables; methods that differ only in name are the same.
         inner: builds each worker's own optimizer.
         sync_every: H, inner steps from one exchange of a fragment to the next.
         outer: moves the outer parameters.
@@ -116,10 +116,10 @@ class Method:
         fragments: which parameters are exchanged together, and when.
         overlap: how many steps an exchange may take, and how its result is merged.
         aggregate: makes one pseudo-gradient from all workers'.
-        exchange: gather, or reduce-scatter, or the cheaper one.
+        exchange: how payloads reach the other workers: gather, reduce-scatter, pairs, or automatic.
 
     Raises:
-        ConfigurationError: H < 1, an object of the wrong class in a slot, or slots that do not fit
+        ConfigurationError: H < 1, a slot holds an object of the wrong class, or slots do not fit
             each other.
 
     Warns:
@@ -204,10 +204,10 @@ class Method:
         return {key: value for key, value in describe(self).items() if key not in {"kind", "name"}}
 
     def check_elastic(self, *, is_divided: bool = False) -> None:
-        """Raise `ConfigurationError` if workers that come and go cannot train by it.
+        """Raise `ConfigurationError` if workers that come and go cannot train by this method.
 
         Args:
-            is_divided: whether the ranks of a worker divide what it sends.
+            is_divided: whether a worker's ranks divide its payloads among them.
         """
         check(
             not is_divided,
@@ -228,13 +228,13 @@ class Method:
 
     @classmethod
     def from_dict(cls, description: Mapping[str, Any]) -> "Method":
-        """The method of which `describe(method)` made `description`, perhaps read from JSON.
+        """Build a method from its `describe(method)`, perhaps read from JSON.
 
         Args:
-            description: with the method's name.
+            description: the description, including the method's name.
 
         Raises:
-            ConfigurationError: something in it is not part of this package, or is of another
+            ConfigurationError: something in it is not part of this package, or belongs to another
                 version of it.
 
         >>> import thinwire as tw
@@ -250,7 +250,7 @@ class Method:
                 if slot != "kind"
             }
             method = cls(**fields)
-            # A field that was added since has a default, which the run may not have had.
+            # A field added later has a default, which may not be what the run used.
             read = {key: value for key, value in description.items() if key not in {"kind", "name"}}
             mine, theirs = flatten_description(method.describe()), flatten_description(read)
             different = first_difference(mine, theirs)
@@ -267,7 +267,7 @@ class Method:
 
 # -- from a description back to the method ---------------------------------------------------------
 
-# An inner and an outer optimizer may have one name, so each slot has its own modules.
+# An inner and an outer optimizer may share a name, so each slot has its own modules.
 _MODULES: Final[Mapping[str, Sequence[ModuleType]]] = {
     "inner": (inner,),
     "outer": (outer,),

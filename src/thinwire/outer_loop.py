@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 
-# What torch.compile traces may round otherwise: the bits of a round, and of what is sent, would
-# depend on whether and where a worker compiles. torch.compiler.disable takes a second at import.
+# Code that torch.compile traces may round differently: the bits of a round, and of its messages,
+# would depend on whether and where a worker compiles. torch.compiler.disable is slow to import.
 _no_compile = torch._disable_dynamo  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
 
@@ -64,21 +64,21 @@ class Stats:
             however many receive it: through a store these are the bytes up, point to point as many
             as `received_bytes`.
         received_bytes: payload bytes from other workers: the bytes down.
-        peak_sent_bytes_per_step: maximum sent after one inner step. The last round counts each
+        peak_sent_bytes_per_step: most bytes sent after one inner step. The last round counts each
             fragment alone, because the worker no longer trains.
         wait_s: seconds spent waiting for exchanges.
         overlapped_s: seconds of exchanges during which this worker trained.
         left_out: number of means without a worker's contribution, by rank.
-        contributions: number of contributions left out, by reason, and of those scaled down
-            ("clipped"), by member: the worker's identity in an elastic run.
+        contributions: by member (in an elastic run the worker's identity), the number of its
+            contributions that were left out, by reason, or scaled down ("clipped").
         peak_outer_device_bytes: peak memory of anchors, outer optimizer and feedback on the
             worker's device.
         peak_outer_host_bytes: the same in the host's memory (`outer_device="cpu"`).
-        consensus_sent_bytes: sent to average the anchors of all workers for evaluations; not in
-            `sent_bytes`.
-        consensus_received_bytes: received for the same.
-        requests: to an object store since the transport was built, by kind; else empty.
-        kernels: that encode and decode on the worker's device: "torch", or numba or triton with
+        consensus_sent_bytes: bytes sent to average the anchors of all workers for evaluations; not
+            in `sent_bytes`.
+        consensus_received_bytes: bytes received for the same purpose.
+        requests: requests to an object store since the transport was built, by kind; else empty.
+        kernels: what encodes and decodes on the worker's device: "torch", or numba or triton with
             its version. All produce the same bytes.
     """
 
@@ -99,27 +99,26 @@ class Stats:
 
 
 class OuterLoop:
-    """Connects a worker's training loop to those of the others.
+    """Connects a worker's training loop to those of the other workers.
 
     Call `step()` after every inner step. Or use the loop as a context manager: it then counts the
     steps of the (last) optimizer itself, and exchanges what is left at the end of the block.
 
     Args:
-        model: of this worker; all workers start from the same weights. It may be moved to another
-            device later, unless a round is under way.
-        optimizer: of the model, or a list of optimizers, in the order in which they are stepped.
+        model: this worker's model; all workers start from the same weights. It may be moved to
+            another device later, unless a round is under way.
+        optimizer: the model's optimizer, or a list of optimizers in the order they are stepped.
         method: how the workers train together.
         connect: address of the run, as `tw.connect` takes it; default the environment variable
-            THINWIRE_AT, and without one the ranks of the default process group, or this process
-            alone.
-        transport: a connection in place of an address.
-        outer_device: of anchors, outer optimizer and feedback between rounds: None is the model's
-            device, "cpu" the host's memory. Workers may differ in it.
-        resume: a `state_dict()`, if the model has the weights of the same checkpoint already. In
-            the middle of a round they differ between workers, and are not compared.
-        ddp_group: process group of this worker's ranks if each of them has all parameters (DDP):
-            each rank then sends its part of every payload. Ranks that shard the parameters need
-            none.
+            THINWIRE_AT. Without either, the workers are the ranks of the default process group, or
+            this process alone.
+        transport: a connection, instead of an address.
+        outer_device: where anchors, outer optimizer and feedback are between rounds: None is the
+            model's device, "cpu" the host's memory. Workers may differ in it.
+        resume: a `state_dict()`, if the model already has the weights of the same checkpoint. Those
+            differ between workers in the middle of a round, and are not compared.
+        ddp_group: process group of this worker's ranks, if each of them has all parameters (DDP):
+            each rank then sends its part of every payload. Ranks that shard parameters need none.
 
     Attributes:
         method: how the workers train together.
@@ -127,9 +126,9 @@ class OuterLoop:
         is_elastic: whether workers join and leave.
 
     Raises:
-        MismatchError: the workers differ in method, parameters, weights or world.
-        ConfigurationError: the model or the optimizer does not fit the method, or its outer
-            optimizer is for asynchronous training.
+        MismatchError: the workers differ in method, parameters, weights or number.
+        ConfigurationError: the model or the optimizer does not fit the method, or the method's
+            outer optimizer is for asynchronous training.
 
     >>> import thinwire as tw
     >>> model = nn.Linear(2, 1)
@@ -200,8 +199,8 @@ class OuterLoop:
         description = self._state.description | {"thinwire version": __version__}
         if self._parts > 1:
             description["ranks of ddp_group"] = str(self._parts)
-        # A newcomer to an elastic run loads the weights of the others, but not what is frozen. In a
-        # resumed model that may differ, as a running average of the weights does.
+        # A newcomer to an elastic run loads the weights of the others, but not frozen ones. In a
+        # resumed model these may differ, for example if they are a running average of weights.
         is_fixed = self._membership.is_fixed
         if is_fixed:  # versions may differ in what `Automatic` is
             found = [fragment.exchange.sizes.pattern for fragment in self._state.fragments]
@@ -218,7 +217,7 @@ class OuterLoop:
         """Exchange what is due: `begin()` and `finish()`. Call it after every inner step.
 
         Raises:
-            ConfigurationError: the loop follows the optimizer, and does this itself.
+            ConfigurationError: the loop follows the optimizer and steps itself.
         """
         self._hooks.check_counts_once()
         self.begin()
@@ -233,12 +232,12 @@ class OuterLoop:
                 was last sent, and make all rounds in flight due.
 
         Raises:
-            NonFiniteError: a pseudo-gradient is not finite; names parameter and step.
+            NonFiniteError: a pseudo-gradient is not finite; the error names parameter and step.
             ConfigurationError: the loop is closed.
         """
         self._check_open()
         if last:
-            # Another fragment may be sent first than the one that the next step would have needed.
+            # What was prefetched is for the next step's fragment; another may be sent first now.
             self._storage.put_away()
         self.join()
         state = self._state
@@ -258,7 +257,7 @@ class OuterLoop:
 
         Raises:
             ExchangeError: a peer died, timed out, or sent an invalid payload.
-            MismatchError: a peer has other outer parameters than this worker.
+            MismatchError: a peer's outer parameters differ from this worker's.
         """
         step = self._state.step
         self._apply_all(
@@ -272,9 +271,9 @@ class OuterLoop:
         A round that is discarded is repeated until it counts.
 
         Returns:
-            True if training is over. False in an elastic run that went on without the last steps
-            of this worker: it is back at an earlier `inner_step`. Train on from there, and call
-            this again.
+            True if training is over. False if an elastic run went on without this worker's last
+            steps, which puts it back at an earlier `inner_step`: train on from there, and call this
+            again.
         """
         while True:
             self.begin(last=True)
@@ -295,12 +294,12 @@ class OuterLoop:
 
     def _send_left_over(self) -> None:
         fragments = [f for f in self._state.fragments if f.sent_at_step < self._state.step]
-        # A pseudo-gradient is measured from the anchor after its last update, so what would be one
-        # round too many is applied first.
+        # A pseudo-gradient is measured from the anchor after its last update, so rounds beyond the
+        # overlap's limit are applied first.
         full = [f for f in fragments if len(f.pending) >= self.method.overlap.at_once]
         self._apply_all([(fragment, pending) for fragment in full for pending in fragment.pending])
         self._send_all(fragments)
-        # The worker no longer trains, so the last exchanges need not travel at once.
+        # The worker no longer trains, so the last exchanges need not be sent at once.
         for each in fragments:
             self._note_peak([each])
         for fragment in self._state.fragments:
@@ -323,19 +322,19 @@ class OuterLoop:
                 do="call finish() after every begin()",
             )
         due_step = step + self._delay_steps
-        # A snapshot that is taken meanwhile must not have half of what is sent.
+        # A snapshot taken meanwhile must not contain half of this send.
         with fragment.outer.measure() as delta, self._state.lock:
             # A lone worker cannot drift from others.
             anchor = b"" if self._transport.world_size == 1 else fragment.outer.digest()
             joins = self._plan is not None and self._plan.joins
-            # A round that is discarded puts back what it took out of feedback.
+            # If the round is discarded, its feedback is restored.
             before = None if self._membership.is_fixed else fragment.exchange.feedback()
             sent = None if joins else delta
             try:
                 fragment.send(
                     sent, step=step, due_step=due_step, anchor=anchor, feedback_before=before
                 )
-            except NonFiniteError:  # of a codec, which knows no parameters
+            except NonFiniteError:  # from a codec, which does not know the parameters
                 self._live.check_finite(fragment.fragment.names, delta, when=f"inner step {step}")
                 raise
             if not joins:
@@ -357,7 +356,7 @@ class OuterLoop:
             with self._state.lock:
                 self._state.cancel_rounds()
             return
-        # Not before: a checkpoint after a failure must still have the round.
+        # Only now: a checkpoint written after a failure must still have the round.
         with self._state.lock:
             before = b"" if self._plan is None else fragment.outer.digest()
             fragment.apply(pending, result, rank=self._transport.rank)
@@ -388,7 +387,7 @@ class OuterLoop:
         self._peak_sent_bytes = max(self._peak_sent_bytes, own_bytes)
 
     def _prefetch(self) -> None:
-        """Begin to load what the next step needs first, of one fragment: memory is scarce."""
+        """Start loading what the next step needs first, for one fragment: memory is scarce."""
         step = self._state.step + 1
         if due := self._due_at(step):
             due[0].outer.prefetch(for_step=False)
@@ -405,7 +404,7 @@ class OuterLoop:
         """Join the other workers; later calls do nothing.
 
         In an elastic run a newcomer loads the outer parameters of the others. `begin()` calls this;
-        call it before the first inner step to know `share`.
+        call it yourself before the first inner step if you need `share`.
 
         Raises:
             ExchangeError: the run cannot be reached. MismatchError: it is another run.
@@ -415,7 +414,7 @@ class OuterLoop:
         self._follow_model()
         if self._has_joined:
             return
-        # Not if gradients are averaged: another loop may exchange what these optimizers train.
+        # Without an anchor, gradients are averaged, and another loop may exchange the same weights.
         if self.memory()["anchor"]:
             self._live.claim()
         self._membership.join(self._state)
@@ -430,7 +429,7 @@ class OuterLoop:
             self.finish()
 
     def _follow_model(self) -> None:
-        # Trainers move it to the device when they are built, or when training begins.
+        # Trainers move the model to the device when they are built, or when training begins.
         if self._live.device != self._storage.device:
             self._state.move(self._live.device)
 
@@ -476,7 +475,7 @@ class OuterLoop:
 
     @property
     def inner_step(self) -> int:
-        """Inner steps of the schedule; those of the other workers after catching up with them."""
+        """Inner step of the schedule; the other workers' step after catching up with them."""
         return self._state.step
 
     @property
@@ -488,7 +487,7 @@ class OuterLoop:
     def share(self) -> int:
         """Number of this round's data share, which no other worker has or had.
 
-        With K fixed it is round K + rank. It changes when a round begins, every H inner steps.
+        With fixed K it is round * K + rank. It changes when a round begins, every H inner steps.
 
         Raises:
             ConfigurationError: this worker of an elastic run has not joined.
@@ -531,18 +530,18 @@ class OuterLoop:
     ) -> None:
         """Publish measurements of this worker in an elastic run.
 
-        `thinwire status` and its metrics show them, beside bytes and waits. The next round sends
-        them: call this after every step if you like.
+        `thinwire status` and its metrics show them, beside bytes and waits. They are sent with the
+        worker's next sign of life, so you may call this after every step.
 
         Args:
-            loss: mean of the last training steps; reading a tensor waits for its device. Default
-                the last value.
-            tokens_per_s: read by this worker; default the last value.
+            loss: mean loss of the last training steps; reading a tensor waits for its device.
+                Default the last value.
+            tokens_per_s: tokens per second that this worker reads; default the last value.
         """
         known = self._metrics
         loss = loss.detach() if isinstance(loss, Tensor) else loss
         self._metrics = WorkerMetrics(
-            # They are sent as JSON, which takes no numbers of torch or numpy.
+            # Sent as JSON, which takes no torch or numpy numbers.
             loss=known.loss if loss is None else float(loss),
             tokens_per_s=known.tokens_per_s if tokens_per_s is None else float(tokens_per_s),
             sent_bytes=self._counters.sent_bytes,
@@ -572,8 +571,8 @@ class OuterLoop:
         may share memory with the loop until the next round: copy them to keep them.
 
         If each worker has an anchor of its own (`method.outer.has_own_anchors`), this is the mean
-        of all anchors, gathered once after every outer step: all workers must call it. `stats`
-        counts these bytes apart. Otherwise nothing is sent.
+        of all anchors, gathered at most once per outer step, and all workers must call it. `stats`
+        counts these bytes separately. Otherwise nothing is sent.
 
         Raises:
             ExchangeError: a peer died, or did not call this.
@@ -591,9 +590,9 @@ class OuterLoop:
     def evaluating(self) -> AbstractContextManager[None]:
         """Put `consensus()` into the model for the duration of a block.
 
-        This call begins to gather it, if that is needed, and the block waits for it. Call it for
-        all workers that share a thread before you enter the first block. A block that is never left
-        leaves the outer parameters in the model.
+        The call begins to gather the consensus, if needed, and entering the block waits for it. If
+        workers share a thread, call this for all of them before you enter the first block. A block
+        that is never left leaves the outer parameters in the model.
 
         >>> import thinwire as tw
         >>> model = nn.Linear(2, 1)
@@ -607,14 +606,15 @@ class OuterLoop:
     # -- checkpoints -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything to resume bit for bit besides model and optimizer: tensors and numbers.
+        """What is needed to resume bit for bit, besides model and optimizer: tensors and numbers.
 
-        It has the messages in flight, and resuming sends them again. In an elastic run it has none:
-        the other workers continue without what this one trained since its last round, as after a
-        kill. The tensors share memory with the loop: copy or save them before the next step.
+        It contains the messages in flight, and resuming sends them again. In an elastic run it has
+        none: the other workers continue without what this one trained since its last round, as if
+        it had been killed. The tensors share memory with the loop: copy or save them before the
+        next step.
 
         Raises:
-            CheckpointError: between `begin()` and `finish()`.
+            CheckpointError: called between `begin()` and `finish()`.
         """
         state = self._state
         with state.lock:
@@ -644,20 +644,20 @@ class OuterLoop:
     def load_state_dict(self, state: Mapping[str, Any], *, with_feedback: bool = True) -> None:
         """Resume from `state_dict()` of a loop over the same model and method.
 
-        With as many workers as then, a fixed run continues bit for bit: load model and optimizer,
-        too. With another number of them, or from an elastic run, outer parameters and outer
-        optimizer continue. Rounds in flight are dropped, and the next round sends that work, which
-        is in the local weights of the checkpoint. In an elastic run the local weights become the
+        With the same number of workers, a fixed run continues bit for bit: load model and
+        optimizer, too. With another number, or from an elastic run, outer parameters and outer
+        optimizer continue. Rounds in flight are dropped; the next round sends their work, which is
+        in the local weights of the checkpoint. In an elastic run the local weights are set to the
         outer parameters, and joining catches up with the other workers.
 
         Args:
-            state: of any rank, of a fixed or an elastic run.
-            with_feedback: where nothing was in flight, continue with the error feedback in `state`,
+            state: state of any rank, of a fixed or an elastic run.
+            with_feedback: if nothing was in flight, continue with the error feedback in `state`,
                 if it fits. Pass false if another worker of this run does so from the same state.
 
         Raises:
-            MismatchError: it is of another model or method; names the field and both values.
-            CheckpointError: it is no state of an outer loop.
+            MismatchError: it is from another model or method; the error names the field.
+            CheckpointError: it is not the state of an outer loop.
             ConfigurationError: the method's overlap cannot drop rounds in flight.
         """
         self._send_again(self._load(state, with_feedback=with_feedback))
@@ -665,7 +665,7 @@ class OuterLoop:
     def _load(
         self, state: Mapping[str, Any], *, with_feedback: bool = True
     ) -> list[tuple[FragmentState, Mapping[str, Any]]]:
-        """Resume from `state`; returns the rounds in flight, to be sent again."""
+        """Resume from `state`; returns the rounds in flight, which must be sent again."""
         self._follow_model()
         state, mine = migrate_state(state), self._state
         check_same_run(migrate_names(state["run"]), mine.description)
@@ -690,7 +690,7 @@ class OuterLoop:
                     again += [(fragment, each) for each in fragment.load_state_dict(saved)]
                 else:
                     fragment.load_shared(saved["outer"], saved)
-        # Shards of a reduction are cut by K, and so is their feedback.
+        # Shards of a reduce-scatter are cut by K, and so is their feedback: it may not fit.
         if not is_same and with_feedback:
             fits = [fragment.load_feedback(saved["exchange"]) for fragment, saved in pairs]
             if not all(fits):
@@ -715,7 +715,7 @@ class OuterLoop:
         optimizer; a state dict without the outer state raises `CheckpointError`.
 
         Returns:
-            This optimizer.
+            The optimizer.
 
         Raises:
             ConfigurationError: the loop has no optimizer.
@@ -725,7 +725,7 @@ class OuterLoop:
     def __enter__(self) -> Self:
         self._check_open()
         self._hooks.follow(self.step)
-        # Before the first inner step, which then starts from the others' outer parameters.
+        # Join first, so that the first inner step starts from the others' outer parameters.
         self.join()
         return self
 
@@ -755,7 +755,7 @@ class OuterLoop:
 
 
 class _Evaluation(AbstractContextManager[None]):
-    # No generator: collecting one that was never closed would put the local weights back.
+    # Not a generator: collecting an unfinished one would put the local weights back.
     def __init__(self, swap_in: Callable[[], Callable[[], None]]) -> None:
         self._swap_in = swap_in
 

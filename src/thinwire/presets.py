@@ -42,7 +42,7 @@ def ddp(**fields: Unpack[MethodFields]) -> Method:
     g = (1/K) sum_k g_k; theta = AdamW(theta, g)
 
     Raises:
-        ConfigurationError: an unknown field, or one that does not fit.
+        ConfigurationError: a field is unknown or does not fit.
 
     >>> ddp().sync_every
     1
@@ -62,7 +62,7 @@ def diloco(**fields: Unpack[MethodFields]) -> Method:
     2503.09799); outer settings for other K from MuLoCo (arXiv 2505.23725).
 
     Raises:
-        ConfigurationError: an unknown field, or one that does not fit.
+        ConfigurationError: a field is unknown or does not fit.
 
     >>> diloco().outer.at(4)
     SGD(lr=0.7, momentum=0.9, nesterov=True)
@@ -117,9 +117,9 @@ def muloco(
         fields: fields of `Method`.
 
     Raises:
-        ConfigurationError: an unknown field, one that does not fit, `bits` without a codec, both
-            `bits` and `codec`, or both `parameters` and `inner`; a size outside the paper's range;
-            `workers` or `global_batch` below 1, or without `parameters`.
+        ConfigurationError: a field is unknown or does not fit, `bits` has no codec, both `bits` and
+            `codec` or both `parameters` and `inner` are given, the size is outside the paper's
+            range, or `workers` or `global_batch` is below 1 or lacks `parameters`.
 
     >>> muloco(bits=16).codec
     CastBF16()
@@ -164,7 +164,7 @@ def streaming_diloco(
         fields: fields of `Method`; `fragments` replaces `layers`, `overlap` both tau and alpha.
 
     Raises:
-        ConfigurationError: an unknown field, one that does not fit, or a tau that H cannot hold.
+        ConfigurationError: a field is unknown or does not fit, or tau does not fit into H.
 
     >>> streaming_diloco(tau=2).overlap
     Delay(tau=2, mixing=0.5)
@@ -238,7 +238,7 @@ def sparseloco(*, density: float = 1 / 32, **fields: Unpack[MethodFields]) -> Me
         fields: fields of `Method`.
 
     Raises:
-        ConfigurationError: an unknown field, one that does not fit, or a density outside (0, 1].
+        ConfigurationError: a field is unknown or does not fit, or density is outside (0, 1].
 
     >>> sparseloco().codec
     TopK(k=128, values=SignLevels(), groups=Blocks(), transform=None)
@@ -269,7 +269,7 @@ def sparse_muloco(*, density: float = 1 / 32, **fields: Unpack[MethodFields]) ->
         fields: fields of `Method`.
 
     Raises:
-        ConfigurationError: an unknown field, one that does not fit, or a density outside (0, 1].
+        ConfigurationError: a field is unknown or does not fit, or density is outside (0, 1].
 
     >>> sparse_muloco().codec
     TopK(k=128, values=SignMean(), groups=Chunks(), transform=None)
@@ -306,7 +306,7 @@ def demo(*, density: float = 1 / 128, **fields: Unpack[MethodFields]) -> Method:
         fields: fields of `Method`.
 
     Raises:
-        ConfigurationError: an unknown field, one that does not fit, or a density outside (0, 1].
+        ConfigurationError: a field is unknown or does not fit, or density is outside (0, 1].
 
     >>> demo().codec
     TopK(k=32, values=SignLevels(), groups=Blocks(), transform=DCT())
@@ -351,7 +351,7 @@ def decoupled_momentum(*, density: float = 1 / 128, **fields: Unpack[MethodField
         fields: fields of `Method`.
 
     Raises:
-        ConfigurationError: an unknown field, one that does not fit, or a density outside (0, 1].
+        ConfigurationError: a field is unknown or does not fit, or density is outside (0, 1].
 
     >>> decoupled_momentum().outer, decoupled_momentum().feedback.decay
     (DecoupledNesterov(lr=0.7), 0.95)
@@ -403,7 +403,7 @@ def noloco(**fields: Unpack[MethodFields]) -> Method:
         fields: fields of `Method`.
 
     Raises:
-        ConfigurationError: an unknown field, or one that does not fit.
+        ConfigurationError: a field is unknown or does not fit.
 
     >>> noloco().outer, noloco().exchange
     (Gossip(lr=0.7, momentum=0.5), Pairs(seed=0))
@@ -447,7 +447,7 @@ def async_diloco(*, every: int = 4, c: float = 0.0, **fields: Unpack[MethodField
         fields: fields of `Method`; `outer` replaces both N and c.
 
     Raises:
-        ConfigurationError: an unknown field, one that does not fit, an N below 1 or c outside
+        ConfigurationError: a field is unknown or does not fit, N is below 1 or c is outside
             [0, 1/N].
 
     >>> async_diloco(every=8).outer
@@ -498,11 +498,11 @@ def from_text(text: str, **fields: Any) -> Method:
     """The method that a command line names: NAME[:FIELD=VALUE]...
 
     Args:
-        text: a preset's name and arguments of it, such as `muloco:bits=2` or
+        text: a preset's name and its arguments, such as `muloco:bits=2` or
             `sparseloco:density=1/32:sync_every=30`; it becomes the method's name. Any preset takes
             `clip_norms` and `drop_outliers`, limits of `ClipNorms` and `DropOutliers` around its
-            aggregate, and `trimmed_mean`, the workers that a `TrimmedMean` in its place leaves out
-            at either end. All values are numbers but that of `exchange`: gather or reduce_scatter.
+            aggregate, and `trimmed_mean`, how many workers a `TrimmedMean` in its place leaves out
+            at either end. All values are numbers except `exchange`: gather or reduce_scatter.
         fields: further arguments; those in `text` win.
 
     Raises:
@@ -540,7 +540,7 @@ def from_text(text: str, **fields: Any) -> Method:
 
 
 _EXCHANGES: Mapping[str, Exchange] = {"gather": Gather(), "reduce_scatter": ReduceScatter()}
-# What a number makes of an aggregate, from the inside out.
+# Aggregates that a number in the text selects, innermost first.
 _RULES: Mapping[str, Callable[[Any, Aggregate], Aggregate]] = {
     "trimmed_mean": lambda trim, _: TrimmedMean(trim=trim),
     "clip_norms": lambda limit, inner: ClipNorms(limit=limit, aggregate=inner),
@@ -549,7 +549,7 @@ _RULES: Mapping[str, Callable[[Any, Aggregate], Aggregate]] = {
 
 
 def _number(name: str, argument: str, text: str) -> int | float:
-    # Slow to import (decimal comes with it), and needed on a command line only.
+    # Imported late: it is slow (it imports decimal), and only a command line needs it.
     from fractions import Fraction
 
     try:
@@ -613,7 +613,7 @@ def _muon_for(
 
 
 def _nearest(parameters: float, published: Iterable[float]) -> float:
-    """The one of `published` whose ratio to `parameters` is nearest to 1."""
+    """The size in `published` whose ratio to `parameters` is nearest to 1."""
     return min(published, key=lambda size: abs(math.log(size / parameters)))
 
 

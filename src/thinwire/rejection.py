@@ -30,12 +30,12 @@ class RejectReason(IntEnum):
 
 
 class Kind(IntEnum):
-    """The content of a message's body; the wire format has these numbers."""
+    """The content of a message's body; the wire format uses these numbers."""
 
     WHOLE = 0  # a worker's pseudo-gradient
     SHARD = 1  # one shard of a worker's pseudo-gradient
     MEAN = 2  # the mean of all workers' shards, from the shard's owner
-    NOTHING = 3  # of a sender that has just joined the run; the body is zeros
+    NOTHING = 3  # the sender has just joined the run; the body is zeros
 
 
 class Consequence(Enum):
@@ -61,12 +61,12 @@ _TABLE: Mapping[RejectReason, tuple[str, Consequence]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rejection:
-    """The reason for which a worker's contribution is left out.
+    """The reason why a worker's contribution is left out.
 
     Args:
         reason: the code.
         detail: what this worker observed; "" if nothing.
-        is_absent: no worker has it, and its sender knows.
+        is_absent: whether no worker has the message, and its sender knows that.
 
     >>> str(Rejection(reason=RejectReason.DAMAGED, detail="its body does not match its checksum"))
     'its message did not arrive as it was sent (its body does not match its checksum)'
@@ -84,7 +84,7 @@ class Rejection:
         """
         _, found = _TABLE[self.reason]
         # A mean stands for all workers' shards: without it the round has a hole. The sender of a
-        # shard does not learn that it was damaged, so it would not know what to send again.
+        # shard does not learn that it was damaged, and so would not send it again.
         is_damaged = self.reason is RejectReason.DAMAGED and not self.is_absent
         is_hole = kind is Kind.MEAN or (kind is Kind.SHARD and is_damaged)
         return Consequence.DISCARDED if is_hole else found
@@ -99,8 +99,8 @@ def check_round_counts(
     """Raise `RoundDiscarded` if the round cannot count without the messages of `rejected`.
 
     Args:
-        rejected: by rank.
-        kind: of those messages.
+        rejected: rejections, by rank.
+        kind: kind of those messages.
         what: name of the exchange, for the error message.
         workers: K; without any message no round counts.
     """
@@ -147,10 +147,10 @@ class ContributionLog:
     """Counts rejected and clipped contributions to a worker's rounds, and warns of rejections.
 
     Args:
-        member: returns the name of the worker of a rank.
+        member: returns the name of the worker with a given rank.
 
     Attributes:
-        left_out: number of means without a worker, by rank.
+        left_out: number of means that lack a worker's contribution, by rank.
 
     >>> log = ContributionLog("worker {}".format)
     >>> log.note({}, {1: 0.25}, "a round")
@@ -199,7 +199,7 @@ class ContributionLog:
         """Continue from `state`, perhaps of another number of workers."""
         counts = {int(rank): int(count) for rank, count in state["left_out"].items()}
         self.left_out = {rank: n for rank, n in counts.items() if n and rank < workers}
-        # The checkpoints of earlier versions have no reasons.
+        # Checkpoints of earlier versions have no reasons.
         saved: Mapping[str, Any] = state.get("contributions", {})
         self._kinds.clear()
         for member in map(self._member, range(workers)):

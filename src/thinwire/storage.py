@@ -1,4 +1,4 @@
-"""Memory of outer state between rounds, of messages, and of copies in the host's memory."""
+"""Memory for outer state between rounds, for messages, and for copies to the host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from thinwire.errors import check
 
 
 class Ledger:
-    """Bytes of outer state on the device and in the host's memory, now and at most.
+    """Bytes of outer state on the device and in the host's memory, now and at the peak.
 
     >>> ledger = Ledger()
     >>> kept = StatePlacement(torch.device("cpu"), ledger, on_host=True).keep(torch.ones(2))
@@ -29,8 +29,8 @@ class Ledger:
 
     def __init__(self) -> None:
         self.peak_device_bytes = self.peak_host_bytes = 0
-        # Weak: what is dropped counts no longer, as a whole exchange when the number of workers
-        # changes.
+        # Weak, so that dropped tensors no longer count, such as those of an exchange that is
+        # replaced when the number of workers changes.
         self._kept: WeakSet[StoredTensor] = WeakSet()
         # A transport may encode a reduced shard on another thread.
         self._lock = threading.Lock()
@@ -64,8 +64,8 @@ class StoredTensor:
     Copies from the host to a GPU run on another stream, beside the training.
 
     Args:
-        value: as it is stored.
-        storage: where.
+        value: the tensor to store.
+        storage: where to store it.
     """
 
     def __init__(self, value: Tensor, storage: StatePlacement) -> None:
@@ -76,10 +76,10 @@ class StoredTensor:
         self.place()
 
     def place(self) -> None:
-        """Put it where it is stored."""
+        """Move the tensor to where it is stored."""
         value, storage = self._value, self.storage
         if storage.on_host:
-            # Pinned memory is what a GPU can copy from by itself.
+            # Only from pinned memory can a GPU copy by itself.
             pinned = storage.device.type == "cuda"
             host = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=pinned)
             self._value = host.copy_(value)
@@ -88,7 +88,7 @@ class StoredTensor:
         storage.ledger.count(self)
 
     def prefetch(self) -> None:
-        """Begin to bring it, so that `fetch` need not wait."""
+        """Start copying the tensor to the device, so that `fetch` need not wait."""
         if self.storage.on_host and self._fetched is None:
             self._copy_to_device()
             self.storage.prefetched.add(self)
@@ -96,7 +96,7 @@ class StoredTensor:
     def _copy_to_device(self) -> None:
         stream = self.storage.stream
         if stream is None:
-            # A copy on a CPU, too: what is fetched may be changed in place.
+            # Copied on a CPU, too, since the fetched tensor may be changed in place.
             self._fetched = self._value.to(self.storage.device, copy=True)
         else:
             with torch.cuda.stream(stream):
@@ -115,7 +115,7 @@ class StoredTensor:
         if self._arrived is not None:
             training = torch.cuda.current_stream(self.storage.device)
             training.wait_event(self._arrived)
-            # Its memory must not be given away before the training stream is done with it.
+            # Its memory must not be reused before the training stream is done with it.
             self._fetched.record_stream(training)
         return self._fetched
 
@@ -138,7 +138,7 @@ class StoredTensor:
         return self._value
 
     def unshared(self) -> Tensor:
-        """The tensor where it is stored, to be changed: what shares its memory keeps the old one.
+        """The tensor where it is stored, to be changed; others that share its memory keep theirs.
 
         >>> kept = StatePlacement(torch.device("cpu")).keep(torch.ones(2))
         >>> snapshot = kept.stored().detach()
@@ -175,13 +175,13 @@ class StatePlacement:
     that a GPU would hold.
 
     Args:
-        device: the worker's.
-        ledger: counts the bytes; by default a new one.
-        on_host: tensors are in the host's memory, and on the device only while they are used.
+        device: the worker's device.
+        ledger: counts the bytes; by default a new ledger.
+        on_host: whether tensors are in the host's memory, and on the device only while in use.
 
     Attributes:
-        buffers: for messages.
-        prefetched: copies that nobody has fetched yet.
+        buffers: memory for messages.
+        prefetched: tensors that were prefetched and not fetched yet.
 
     >>> host = StatePlacement(torch.device("cpu"), on_host=True)
     >>> kept = host.keep(torch.ones(2))
@@ -246,15 +246,15 @@ def choose_storage(
     return StatePlacement(device, ledger)
 
 
-_LOOKED_AT = 32  # buffers, of a pool that may have thousands
-_SMALL_NBYTES = 4096  # which need not take a message's memory
+_LOOKED_AT = 32  # most buffers to examine, of a pool that may have thousands
+_SMALL_NBYTES = 4096  # up to this, take fresh memory
 
 
 class BufferPool:
     """Memory that is reused once no tensor shares it.
 
-    On a CPU fresh memory of a fragment's size costs more than all arithmetic of a round: the system
-    clears it page by page. Memory of a GPU comes from torch's own pool.
+    On a CPU, fresh memory of a fragment's size costs more than all arithmetic of a round: the
+    system clears it page by page. GPU memory comes from torch's own pool.
 
     >>> pool = BufferPool()
     >>> first = pool.take(10_000, torch.device("cpu"))
@@ -270,7 +270,7 @@ class BufferPool:
 
     def __init__(self) -> None:
         self._buffers = deque[Tensor]()
-        # A transport's thread may make a message.
+        # A transport's thread may take memory, too.
         self._lock = threading.Lock()
 
     def take(self, nbytes: int, device: torch.device) -> Tensor:
@@ -278,11 +278,11 @@ class BufferPool:
         if device.type != "cpu" or nbytes <= _SMALL_NBYTES:
             return torch.empty(nbytes, dtype=torch.uint8, device=device)
         with self._lock:
-            # Not at all of them: among a thousand workers, a round has thousands.
+            # Not all of them: with a thousand workers, a round has thousands of buffers.
             for _ in range(min(_LOOKED_AT, len(self._buffers))):
                 buffer = self._buffers.popleft()
                 is_shared = _use_count(buffer) > _unshared()
-                # Free buffers that are too small go: no more is kept than was in use at once.
+                # Drop free buffers that are too small, to keep no more than was in use at once.
                 if is_shared or buffer.numel() >= nbytes:
                     self._buffers.append(buffer)
                 if not is_shared and buffer.numel() >= nbytes:
@@ -291,7 +291,7 @@ class BufferPool:
             return self._buffers[-1][:nbytes]
 
     def clear(self) -> None:
-        """Give up what is kept: memory that no tensor shares is free."""
+        """Empty the pool, which frees memory that no tensor shares."""
         with self._lock:
             self._buffers.clear()
 
@@ -310,11 +310,11 @@ class HostCopy:
     """A copy of a tensor to the host.
 
     From a CUDA device it goes to pinned memory on a side stream, so neither the current stream nor
-    the calling thread waits: `read` does, perhaps in another thread. From other devices it is made
-    at once.
+    the calling thread waits; `read` does, perhaps in another thread. From other devices the copy is
+    made at once.
 
     Args:
-        tensor: copied after the work that was issued on its device before.
+        tensor: the tensor, copied after work issued earlier on its device.
 
     >>> HostCopy(torch.ones(2)).read()
     tensor([1., 1.])
