@@ -13,7 +13,7 @@ Kind: TypeAlias = Literal[
     "arrived",  # another worker has joined
     "left",  # another worker is gone
     "late",  # the others did not wait for this worker
-    "healed",  # this worker took over the state of another
+    "healed",  # this worker caught up by rounds or a snapshot
     "committed",  # a round counts
     "discarded",  # a round does not count here: its work is sent again, or the others count it
     "left out",  # a worker's contribution was not used

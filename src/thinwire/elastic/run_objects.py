@@ -196,7 +196,7 @@ class RunObjects:
         """Write the report `call` before roll `number`.
 
         Args:
-            number: of the roll.
+            number: number of the roll.
             call: the report.
             until_s: deadline, by the clock of the event loop.
             is_of_many: mark its name with its content, so that readers open one of many equal

@@ -1,4 +1,4 @@
-"""A data set in numbered shares, each of which only one worker reads."""
+"""A data set in numbered shares, each read by one worker only."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class AsyncRun:
 
     @property
     def step(self) -> int:
-        """Inner steps in theta, divided by K: after as many, a run in rounds has read as much."""
+        """Inner steps in theta over K: the step where a run in rounds has read as much."""
         return min(self._config.steps, self.server.stats.steps_done // self._config.workers)
 
     def open(self, parts: Sequence[Any]) -> Callable[[], None]:

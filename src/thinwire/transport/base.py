@@ -75,7 +75,7 @@ class Post(NamedTuple):
     stand_in: Callable[[int, Mapping[int, Tensor]], Tensor] | None = None
 
     def is_to_all(self, workers: int) -> bool:
-        """True if one tensor goes to all other workers, and as many bytes come from each."""
+        """True if one tensor goes to all others, and each of them sends as many bytes."""
         if len(self.to) != max(1, workers - 1) or len(self.take) != workers - 1:
             return False
         first, *rest = self.to.values()
@@ -285,7 +285,7 @@ class Transport(ABC):
 
 
 class WrappedTransport(Transport):
-    """A transport over another one, which it behaves like where a subclass changes nothing.
+    """A transport that wraps another one, and behaves like it unless a subclass overrides.
 
     Args:
         inner: the wrapped transport.
