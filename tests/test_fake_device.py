@@ -91,12 +91,12 @@ def test_rounds_follow_a_model_that_is_moved(name: str, outer: str | None) -> No
         pair = Pair(method, None, outer).train(steps)
         list(map(fake.to_device, pair.models))
         if any(each.pending for loop in pair.loops for each in loop._state.fragments):
-            with pytest.raises(tw.ConfigurationError, match="from 'cpu' to 'cuda:0'; because the"):
+            with pytest.raises(
+                tw.ConfigurationError, match="from 'cpu' to 'cuda:0'; because a round"
+            ):
                 pair.train(1)
             return
         there = pair.train(steps, first=steps).digests()
-        ledgers = [loop._storage.ledger for loop in pair.loops]
-        assert outer is None or not any(ledger.device_bytes for ledger in ledgers)
     assert there == Pair(method, None, None).train(2 * steps).digests()
 
 

@@ -319,7 +319,7 @@ class LoopState:
         check(
             not any(fragment.pending for fragment in self.fragments),
             f"follow the model from {str(storage.device)!r} to {str(device)!r}",
-            because="the messages of a round under way were made for the first",
+            because="a round is under way, and its messages were made for the first",
             do="move the model before you build or load the outer loop",
         )
         storage.move(device)

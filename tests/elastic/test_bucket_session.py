@@ -459,7 +459,7 @@ def test_a_snapshot_that_is_damaged_is_read_once_and_waited_for_no_longer(snapsh
     for key in names_in(store, "a-run/message/"):
         obstore.delete(store, key)
     second = Worker(store, "w9", min_workers=1, least_wait_s=0.5, give_up_s=1.0)
-    second.start(LONG).fails(ExchangeError, "what lies in the store")
+    second.start(LONG).fails(ExchangeError, "what is left in the store")
     assert second.objects.requests.gets + second.objects.requests.polls < 1000
 
 

@@ -117,7 +117,7 @@ def test_the_same_seed_replays_the_same_schedule() -> None:
 
 
 def test_a_store_that_ignores_put_if_absent_is_named_and_found(monkeypatch) -> None:
-    assert "in spite of If-None-Match" in str(play(0, has_put_if_absent=False)[1])
+    assert "despite If-None-Match" in str(play(0, has_put_if_absent=False)[1])
 
     async def passes(self, key: str, until_s: float) -> None:
         pass

@@ -93,19 +93,19 @@ DEEP = {"format": "thinwire snapshot 1", "facts": "[" * 100_000}
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"", "is no safetensors file"),
-        (struct.pack("<Q", 2**40) + OLD_SNAPSHOT[8:], "is no safetensors file"),
+        (b"", "is not a safetensors file"),
+        (struct.pack("<Q", 2**40) + OLD_SNAPSHOT[8:], "is not a safetensors file"),
         (OLD_SNAPSHOT[:-1], "invalid for input of size"),
         (OLD_SNAPSHOT + b"left over", "do not fill it"),
-        (save({}, metadata=DEEP), "is no safetensors file"),
-        (save({}), "is no safetensors file"),
+        (save({}, metadata=DEEP), "is not a safetensors file"),
+        (save({}), "is not a safetensors file"),
         *(
             (OLD_SNAPSHOT.replace(old, new), why)
             for old, new, why in (
                 (b"snapshot 1", b"snapshot 2", "it says that it is"),
                 (b"format", b"farmat", "it says that it is"),
-                (b"facts", b"fasts", "is no safetensors file"),
-                (b'"{', b'"[', "is no safetensors file"),
+                (b"facts", b"fasts", "is not a safetensors file"),
+                (b'"{', b'"[', "is not a safetensors file"),
                 (b"[2, 3]", b"[3, 3]", "invalid for input of size"),
                 (b"F32", b"F33", "KeyError: .F33"),
                 (b"[24, 26]", b"[25, 26]", "buffer length"),

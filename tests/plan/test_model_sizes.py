@@ -70,8 +70,8 @@ def test_a_config_is_found_by_its_path_its_folder_and_its_name_in_the_cache(
     ("source", "message"),
     [
         ("150M", "did you mean '150m'"),
-        ("7q", "no built-in size, no file or folder that exists, and no org/name"),
-        ("no/such/config.json", "no file or folder that exists"),
+        ("7q", "not a built-in size, an existing file or folder, or an org/name"),
+        ("no/such/config.json", "an existing file or folder"),
         ("{", "because transformers: "),  # no JSON
         ('{"model_type": "t5"}', "because transformers: "),  # not causal
         ("", r"has no config\.json"),

@@ -170,8 +170,8 @@ class AsyncStoreServer:
         check(
             server.total_steps is None or not math.isinf(server.options.lost_after_s),
             "serve a run of so many steps without lost_after_s",
-            because="steps that a dead worker was given would be waited for without a limit",
-            do="pass AsyncOptions(lost_after_s=...), some times what a worker takes at most",
+            because="the server would wait without limit for the steps of a dead worker",
+            do="pass AsyncOptions(lost_after_s=...), several times what the slowest worker takes",
         )
         self._server, self._log = server, log
         self._objects = _objects(store, run, token, _STORE_PATIENCE_S)

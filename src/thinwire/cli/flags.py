@@ -260,7 +260,7 @@ def from_toml(file: Path, kind: Any) -> Iterator[str]:
                 f"use {key!r} in {file}",
                 name,
                 defaults,
-                because="its keys are flags of the command, and this is none",
+                because="its keys are flags of the command, and this is not one",
                 do="see the run.toml of any run, which has all of them",
             )
         check(
@@ -310,7 +310,7 @@ def read_address(text: str | None) -> Address:
     check(
         bool(address.run),
         f"use {address} here",
-        because="tcp:// has no store: its workers send to each other alone",
+        because="tcp:// has no store: its workers send only to each other",
         do="pass s3://BUCKET/RUN, hub://TOKEN@HOST:PORT/RUN, file:///FOLDER/RUN, or the like",
     )
     if address.secret:

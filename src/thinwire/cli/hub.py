@@ -85,7 +85,7 @@ class HubCommand:
         check(
             bool(re.fullmatch(r"[\w.-]+|[\da-fA-F.]*(:[\da-fA-F.]*){2,}", self.advertise or host)),
             f"advertise {self.advertise!r}",
-            because="it is no host: the port is that of --bind",
+            because="it is not a host name: --bind sets the port",
             do="pass the name or the IP address by which workers reach this machine",
         )
         weed = shutil.which("weed", path=sysconfig.get_path("scripts")) or shutil.which("weed")

@@ -149,9 +149,9 @@ class FixedGroup(StoreGroup):
             return True
         raise MismatchError(
             f"send {swap.tag} as worker {self.rank} of run {self._objects.run!r}",
-            because=f"{swap.mine} in {self._objects.store.url} has something else of this worker: "
-            "another process has its number; or it has another method, model, seed, version or "
-            "token, or resumed from a checkpoint and came to other numbers",
+            because=f"{swap.mine} in {self._objects.store.url} holds something else from "
+            "this worker: another process has its number; or it has another method, model, seed, "
+            "version or token, or resumed from a checkpoint and came to other numbers",
             do="end the other process; or start all workers alike, or from one checkpoint, "
             "with another name as run",
         )
@@ -173,7 +173,7 @@ class FixedGroup(StoreGroup):
         )
         if await store.get(self._newest_key, now_s() + timeout_s, nbytes=0) is None:
             because = "what this worker has put there is gone, as may be what others did"
-            do = "end the lifecycle rule, or whatever deletes objects of the run, and start again"
+            do = "stop the lifecycle rule, or whatever deletes the run's objects, and start again"
         place = missing[min(missing)]
         raise ExchangeTimeout(
             f"exchange {swap.tag} by {place} in {store.url}", because=because, do=do

@@ -348,9 +348,9 @@ class Session:
         check(
             not self._lacks,
             "go on with the run",
-            because=f"it is at version {position.version}, digest {position.digest}; this worker "
-            "cannot get there by what lies in the store, and no worker that was there came for "
-            f"{waited_s:.0f} s",
+            because=f"it is at version {position.version}, digest {position.digest}; what is "
+            "left in the store does not lead this worker there, and no worker with that state "
+            f"appeared for {waited_s:.0f} s",
             do="start one of them again, with --resume; or start all from the same seed or "
             "checkpoint, with another name as run",
             kind=ExchangeError,
@@ -400,8 +400,8 @@ class Session:
         check(
             not self._lacks,
             "end with the others",
-            because=f"the run is over, at version {roll.position.version}, and this worker cannot "
-            "get there by what lies in the store",
+            because=f"the run is over, at version {roll.position.version}, and what is left in the "
+            "store does not lead this worker there",
             do="take the model that another worker wrote; for another run pass another name",
             kind=ExchangeError,
         )
@@ -466,9 +466,9 @@ class Session:
         check(
             not gone,
             f"read roll {', '.join(map(str, gone))} of the run in {self._objects.store.url}",
-            because="it is gone, and others after it are there",
-            do="end the lifecycle rule, or whatever deletes objects of the run; then go on from "
-            "checkpoints, under another name as run",
+            because="it is gone, but later ones exist",
+            do="stop the lifecycle rule, or whatever deletes the run's objects; then resume from "
+            "checkpoints, with another name as run",
             kind=ExchangeError,
         )
         return found

@@ -99,7 +99,7 @@ def unpack(source: bytearray) -> Snapshot:
         why = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:100]}"
         raise ExchangeError(
             "use what another worker sent",
-            because=f"it is no safetensors file with JSON in it: {why}",
+            because=f"it is not a safetensors file with JSON in it: {why}",
             do="try again with another worker, and check that all run the same thinwire version; "
             "none of it was used",
         ) from error

@@ -121,7 +121,7 @@ def unknown_model(cannot: str, name: str) -> ThinwireError:
         cannot,
         name,
         LLAMA_SIZES,
-        because="it is no built-in size, no file or folder that exists, and no org/name",
+        because="it is not a built-in size, an existing file or folder, or an org/name",
         do=f"pass one of {', '.join(LLAMA_SIZES)}, or the path of a config.json",
     )
 

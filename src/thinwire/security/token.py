@@ -81,7 +81,7 @@ def find_token(file: Path | None = None) -> Token:
     check(
         bool(secret),
         "take part in an elastic run",
-        because="there is no token, with which a worker shows that it belongs to the run",
+        because="there is no token to show that this worker belongs to the run",
         do=f"set {TOKEN_VARIABLE} to the secret of the run, or pass --token-file",
     )
     return Token(secret)

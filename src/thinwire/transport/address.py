@@ -150,7 +150,7 @@ class HubAddress(NamedTuple):
         if self.secret and (os.environ.get(TOKEN_VARIABLE) or self.secret) != self.secret:
             raise ConfigurationError(
                 f"use the token of {self}",
-                because=f"it is another one than that of {TOKEN_VARIABLE}",
+                because=f"it differs from that of {TOKEN_VARIABLE}",
                 do=f"unset {TOKEN_VARIABLE}, or leave the token out of the address",
             )
         return Token(self.secret) if self.secret else find_token()

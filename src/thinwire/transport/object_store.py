@@ -182,7 +182,7 @@ class ObjectStore:
         check(
             is_kept,
             f"exchange over {self.url}",
-            because="it writes an object in place of another one in spite of If-None-Match",
+            because="it overwrites an object despite If-None-Match",
             do="take a store that supports it, as S3, R2, GCS, Azure, MinIO and SeaweedFS do, or a "
             "later version of this one",
             kind=ExchangeError,
@@ -469,7 +469,7 @@ def _opened(url: str, options: Mapping[str, str]) -> Any:
         check(
             text is None or not url.startswith("s3://") or bool(_ADDRESS.match(text)),
             f"open the object store {url}",
-            because=f"{name} is {text!r}, which is no address of a server",
+            because=f"{name} is {text!r}, not the address of a server",
             do=f"pass https://HOST as {name}, or unset it for AWS itself",
         )
     because = "it is the address of a server, in which no object can be written"
