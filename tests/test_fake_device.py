@@ -68,7 +68,7 @@ class Pair(Team):
         train_on_noise(self.models[worker], self.optimizers[worker], seed=2 * step + worker)
 
 
-@pytest.mark.slow_cases("decoupled", "demo", "sparseloco")
+@pytest.mark.slow_cases("decoupled", "demo", "sparseloco", "eager")
 @pytest.mark.parametrize("name", METHODS)
 def test_no_copy_races_with_a_round_of_a_method(name: str) -> None:
     """Outer state is in the host's memory; test_round_waits.py has it on the device."""
@@ -149,7 +149,7 @@ def elastic_rounds(name: str, fake: FakeDevice | None, outer: str | None) -> lis
     return [player.loop.digest() for player in everyone]
 
 
-@pytest.mark.slow_cases(but=("top-k, reduced-cpu", "table-cpu", "streaming-None"))
+@pytest.mark.slow_cases(but=("table-cpu", "streaming-None"))
 @pytest.mark.parametrize("outer", [None, "cpu"])
 @pytest.mark.parametrize("name", METHODS_THAT_CHANGE)
 def test_no_copy_races_where_workers_come_and_go(name: str, outer: str | None) -> None:

@@ -37,7 +37,7 @@ QUANTISE, TOP_K = tw.codecs.Quantise(bits=2), tw.codecs.TopK(k=64)
 build = partial(llama, vocabulary=37, width=64, layers=3)
 
 
-@pytest.mark.slow_cases("decoupled", "demo")
+@pytest.mark.slow_cases("decoupled", "demo", "sparseloco")
 @pytest.mark.parametrize("name", METHODS)
 def test_a_round_waits_no_more_often_than_it_may(name: str) -> None:
     fake, method = FakeDevice(), with_short_rounds(name)

@@ -193,7 +193,7 @@ REFUSED = [
     (f"status node:{NINES}", "pass tcp://HOST:PORT"),
     (f"join tcp://node:{NINES}?workers=2&worker=0", "not HOST:PORT"),
     ("hub --bind 29600", "not HOST:PORT"),
-    ("hub --advertise here:29600", "the port is that of --bind"),
+    ("hub --advertise here:29600", "--bind sets the port"),
     ("doctor 'tcp://h:1?workers=2&worker=0'", "tcp:// has no store"),
     ("doctor file:///a/r --parameters 3", "--parameters and without --layers"),
     ("doctor --workers 2", "--workers without an address"),

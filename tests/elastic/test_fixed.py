@@ -212,7 +212,7 @@ def loop(transport: Elastic, **fields) -> tw.OuterLoop:
 def test_another_run_of_that_name_is_refused(store) -> None:
     at_once(loop, team(store, 2))
     first, _ = team(store, 2, timeout_s=5)
-    with pytest.raises(tw.MismatchError, match=r"worker 0 of run 'a-run'.* has something else"):
+    with pytest.raises(tw.MismatchError, match=r"worker 0 of run 'a-run'.* holds something else"):
         loop(first, sync_every=4)
     # The same worker again, and the same run under another name, are welcome.
     at_once(loop, team(store, 2))

@@ -267,7 +267,7 @@ def test_a_store_that_pays_no_heed_to_conditions_is_refused(monkeypatch) -> None
         return await honest(into, key, payload, mode="overwrite", **more)
 
     monkeypatch.setattr(store._obstore, "put_async", heedless)
-    with pytest.raises(ExchangeError, match="in place of another one"):
+    with pytest.raises(ExchangeError, match="despite If-None-Match"):
         asyncio.run(store.check_put_if_absent("r/check", time.monotonic() + 10))
     assert asyncio.run(store.sizes("", time.monotonic() + 10)) == {}
 
