@@ -37,8 +37,7 @@ CASES = [("gather", k, churn) for k in (8, 64) for churn in CHURN]
 CASES += [("gather", 256, 0.0), ("gather", 256, 0.1)]
 CASES += [("scatter", k, churn) for k in (8, 64) for churn in (0.0, 0.1)]
 CASES += [("scatter", 256, churn) for churn in CHURN]
-CASES += [("gather", 1024, churn) for churn in (0.0, 0.1)]
-CASES += [("scatter", 1024, 0.0)]
+CASES += [(kind, 1024, churn) for kind in ("gather", "scatter") for churn in (0.0, 0.1)]
 REQUESTS, MEETING = ("put", "ask", "head", "list"), ("call", "roll", "alive")
 METRICS = WorkerMetrics(
     loss=2.345678, tokens_per_s=12345.67, sent_bytes=10**9, received_bytes=10**11, wait_s=123.4
