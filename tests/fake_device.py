@@ -103,8 +103,8 @@ _MODES: dict[int, "FakeDevice"] = {}
 _current = threading.local()
 
 
-def _current_stream(device: object = None) -> Stream:
-    del device
+def _current_stream(device: torch.device | None = None) -> Stream:
+    assert device is None or device.type == DEVICE.type, f"no stream of {device}"
     return getattr(_current, "stream", _DEFAULT)
 
 

@@ -97,7 +97,12 @@ def test_rounds_follow_a_model_that_is_moved(name: str, outer: str | None) -> No
                 pair.train(1)
             return
         there = pair.train(steps, first=steps).digests()
-    assert there == Pair(method, None, None).train(2 * steps).digests()
+        for net in pair.models:
+            net.to("cpu")
+        back = pair.train(steps, first=2 * steps).digests()
+    expected = Pair(method, None, None)
+    assert there == expected.train(2 * steps).digests()
+    assert back == expected.train(steps, first=2 * steps).digests()
 
 
 class Noisy(Player):

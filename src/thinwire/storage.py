@@ -31,30 +31,26 @@ class Ledger:
         self.peak_device_bytes = self.peak_host_bytes = 0
         # Weak, so that dropped tensors no longer count, such as those of an exchange that is
         # replaced when the number of workers changes.
-        self._kept: WeakSet[StoredTensor] = WeakSet()
+        self.kept: WeakSet[StoredTensor] = WeakSet()
         # A transport may encode a reduced shard on another thread.
         self._lock = threading.Lock()
 
     def count(self, kept: StoredTensor) -> None:
         """Note that `kept` takes memory that it did not take before."""
         with self._lock:
-            self._kept.add(kept)
+            self.kept.add(kept)
             self.peak_device_bytes = max(self.peak_device_bytes, self.device_bytes)
             self.peak_host_bytes = max(self.peak_host_bytes, self.host_bytes)
-
-    def kept_in(self, storage: StatePlacement) -> list[StoredTensor]:
-        """The tensors of one of the worker's placements."""
-        return [kept for kept in self._kept if kept.storage is storage]
 
     @property
     def device_bytes(self) -> int:
         """Bytes of outer state on the device now."""
-        return sum(kept.device_bytes for kept in self._kept)
+        return sum(kept.device_bytes for kept in self.kept)
 
     @property
     def host_bytes(self) -> int:
         """Bytes of outer state in the host's memory now."""
-        return sum(kept.host_bytes for kept in self._kept)
+        return sum(kept.host_bytes for kept in self.kept)
 
 
 class StoredTensor:
@@ -78,6 +74,7 @@ class StoredTensor:
     def place(self) -> None:
         """Move the tensor to where it is stored."""
         value, storage = self._value, self.storage
+        self._arrived = None  # a copy to the device before this one
         if storage.on_host:
             # Only from pinned memory can a GPU copy by itself.
             pinned = storage.device.type == "cuda"
@@ -221,8 +218,9 @@ class StatePlacement:
         self.put_away()
         self.device = device
         self.__dict__.pop("stream", None)
-        for kept in self.ledger.kept_in(self):
-            kept.place()
+        for kept in tuple(self.ledger.kept):
+            if kept.storage is self:
+                kept.place()
 
 
 def choose_storage(
