@@ -164,8 +164,16 @@ def test_no_copy_races_where_workers_come_and_go(name: str, outer: str | None) -
     assert there == elastic_rounds(name, None, None)
 
 
-def asynchronous_rounds(fake: FakeDevice | None) -> Tensor:
-    """Weights of a lone asynchronous worker that was resumed half-way."""
+def asynchronous_rounds(
+    fake: FakeDevice | None, outer: str | None = "cpu", moved: str = "first"
+) -> Tensor:
+    """Weights of a lone asynchronous worker that was resumed half-way.
+
+    Args:
+        fake: the device of the model, if there is one.
+        outer: where the worker's state rests.
+        moved: when the model moves there.
+    """
     method = tw.presets.diloco(
         sync_every=3,
         outer=tw.outer.DelayedNesterov(lr=0.7, momentum=0.9, every=2),
@@ -173,18 +181,25 @@ def asynchronous_rounds(fake: FakeDevice | None) -> Tensor:
         feedback=tw.ErrorFeedback(),
     )
     server, model = AsyncServer(build_model(), method, workers=1), build_model()
-    if fake is not None:
-        fake.to_device(model)
+
+    def move(when: str) -> None:
+        if fake is not None and when == moved:
+            fake.to_device(model)
+
+    move("first")
     optimizer = sgd(model)
     with fake or nullcontext():
-        worker = AsyncWorker(model, optimizer, method, rank=0, outer_device="cpu")
+        worker = AsyncWorker(model, optimizer, method, rank=0, outer_device=outer)
     for number in range(4):
         assignment = server.assign(0, now_s=number)
         with fake or nullcontext():
+            move(f"before round {number}")
             worker.start(assignment, server.theta_message)
+            move(f"in round {number}")
             worker.load_state_dict(copied(worker.state_dict()))
             for step in range(assignment.steps):
                 train_on_noise(model, optimizer, seed=4 * number + step)
+            move(f"after round {number}")
             message = worker.finish()
         rejected = server.receive(message.clone(), now_s=number)
         with fake or nullcontext():
@@ -192,8 +207,11 @@ def asynchronous_rounds(fake: FakeDevice | None) -> Tensor:
     return torch.cat([p.detach().view(-1) for p in model.parameters()])
 
 
-def test_no_copy_races_with_an_asynchronous_worker() -> None:
-    there = asynchronous_rounds(FakeDevice())
+@pytest.mark.slow_cases(but=("first-cpu", "before round 0-None"))
+@pytest.mark.parametrize("outer", [None, "cpu"])
+@pytest.mark.parametrize("moved", ["first", "before round 0", "in round 2", "after round 2"])
+def test_no_copy_races_with_an_asynchronous_worker(moved: str, outer: str | None) -> None:
+    there = asynchronous_rounds(FakeDevice(), outer, moved)
     assert torch.equal(there, asynchronous_rounds(None))
 
 

@@ -67,13 +67,22 @@ class AsyncWorker:
     ) -> None:
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
         self._live, self.rank = LiveWeights(model, optimizers), rank
-        storage = choose_storage(outer_device, self._live.device)
+        self._storage = storage = choose_storage(outer_device, self._live.device)
         self._vector = ModelVector(method, self._live, storage, facts or {})
         self.anchor_nbytes = self._vector.anchor_nbytes
         self._exchange = self._vector.exchange_state(rank)
         self._start = storage.keep(self._live.read(self._vector.names))
         self.assignment: Assignment | None = None
         self._feedback_before: Mapping[str, Tensor] = {}
+
+    def _follow_model(self) -> None:
+        # Trainers move the model to the device when they are built, or when training begins.
+        if self._live.device != self._storage.device:
+            self._storage.move(self._live.device)
+            feedback = self._exchange.state_dict()
+            # Sizes of batches, and kernels, depend on the device.
+            self._exchange = self._vector.exchange_state(self.rank)
+            self._exchange.load_state_dict(feedback)
 
     def describe(self) -> dict[str, str]:
         """All that server and workers must have in common, as one text per field."""
@@ -97,6 +106,7 @@ class AsyncWorker:
             do="pass theta_message as it was when the server made this assignment",
             kind=ExchangeError,
         )
+        self._follow_model()
         names = self._vector.names
         self._live.write(names, theta.view(torch.float32).to(self._live.device))
         # Rounding to the local weights' dtype must not count as movement.
@@ -113,6 +123,7 @@ class AsyncWorker:
         """
         given = self.assignment
         assert given is not None, "start(assignment) comes first, and finish() once for each"
+        self._follow_model()
         names = self._vector.names
         self._live.check_unchanged()
         delta = DenseVector(self._start.fetch() - self._live.read(names))
@@ -165,6 +176,7 @@ class AsyncWorker:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state`, with the model and the optimizer as they were."""
+        self._follow_model()
         self._start.load(state["start"])
         self.assignment = state["assignment"] and Assignment(**state["assignment"])
         self._exchange.load_state_dict(state["feedback"])
