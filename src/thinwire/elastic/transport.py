@@ -83,15 +83,18 @@ class Elastic(Transport, Membership):
         identity: this worker's name in the run, also after a restart; default random.
         group: the process group, or one-dimensional mesh, of this worker's ranks; default a worker
             of one rank.
-        options: how long to wait, and for how many workers.
-        least_wait_s: least wait before a worker counts as lost, however short rounds are.
-        snapshot_after: write a snapshot of outer parameters and optimizer once the messages since
-            the last one have this many times its bytes. A larger value means less to send
-            (snapshots add 1/`snapshot_after` to the messages) and more for a newcomer to read.
+        options: how long to wait, and for how many workers. With `workers`, `timeout_s` and
+            `give_up_s` apply.
+        least_wait_s: without `workers`, the least wait before a worker counts as lost, however
+            short rounds are.
+        snapshot_after: without `workers`, write a snapshot of outer parameters and optimizer once
+            the messages since the last one have this many times its bytes. A larger value means
+            less to send (snapshots add 1/`snapshot_after` to the messages) and more for a newcomer
+            to read.
         keep: with `workers`, how many of the latest rounds keep their messages for a killed worker:
             as many as it may have taken since its checkpoint.
-        cache: folder for the parts of a snapshot that a newcomer has read, so that it goes on from
-            there after a restart; default none.
+        cache: without `workers`, a folder for the parts of a snapshot that a newcomer has read, so
+            that it goes on from there after a restart; default none.
         store_options: options of the store, in place of environment variables.
 
     Raises:
