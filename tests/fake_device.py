@@ -44,7 +44,7 @@ _READS = {
 }
 # Functions that accept tensors on two devices, and functions that read no numbers.
 _OF_TWO = {
-    *("copy_", "__setitem__", "__set__", "_foreach_copy_", "view_as"),
+    *("copy_", "__setitem__", "__set__", "view_as"),
     "_has_compatible_shallow_copy_type",
 }
 _ASKS = {
@@ -240,7 +240,6 @@ class FakeDevice(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        del types
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         of = getattr(func, "__self__", None)
@@ -252,6 +251,10 @@ class FakeDevice(TorchFunctionMode):
         args, kwargs = tree_map(_on_host, args), tree_map(_on_host, kwargs)
         if name in ("cpu", "to"):
             return self._moved(func, args, kwargs, _HOST if name == "cpu" else target)
+        if name == "_foreach_copy_" and len({self._is_held(t) for t in _tensors(args)}) > 1:
+            for pair in zip(*args[:2], strict=True):  # as torch does, if they are on two devices
+                self.__torch_function__(Tensor.copy_, types, pair)
+            return None
         is_here = self._check_operands(name, args, kwargs)
         self._note_reading(name, args, is_here=is_here)
         # x[:n] = y copies as copy_() does.

@@ -52,12 +52,28 @@ def copied(state: object) -> Any:
 
 
 class Pair(Team):
-    """Two workers whose models lie on the fake device, if there is one."""
+    """Two workers whose models lie on the fake device, if there is one.
 
-    def __init__(self, method: tw.Method, fake: FakeDevice | None, outer: str | None) -> None:
+    Args:
+        method: what they run.
+        fake: the device.
+        outer: where outer state rests.
+        part: which of the parameters lie there.
+    """
+
+    def __init__(
+        self,
+        method: tw.Method,
+        fake: FakeDevice | None,
+        outer: str | None,
+        part: slice | None = None,
+    ) -> None:
         def model() -> nn.Module:
             built = llama(vocabulary=37, width=64, layers=2)
-            return built if fake is None else fake.to_device(built)
+            if fake is not None:
+                fake.hold(*[*built.parameters()][part or slice(None)], *built.buffers())
+                fake.hold_gradients(built)
+            return built
 
         build = partial(torch.optim.SGD, lr=1.0)
         super().__init__(
@@ -79,6 +95,17 @@ def test_no_copy_races_with_a_round_of_a_method(name: str) -> None:
             loop.load_state_dict(saved)
         there = pair.train(steps, first=steps).digests()
     assert there == Pair(method, None, None).train(2 * steps).digests()
+
+
+@pytest.mark.slow_cases(but=("sparse_muloco-last",))
+@pytest.mark.parametrize("part", [slice(5), slice(5, None)], ids=["first", "last"])
+@pytest.mark.parametrize("name", sorted(METHODS.keys() - {"demo"}))
+def test_a_model_may_lie_on_two_devices(name: str, part: slice) -> None:
+    """As with `device_map`. DeMo's norm asks torch where the gradients really are."""
+    method = METHODS[name]
+    with FakeDevice() as fake:
+        there = Pair(method, fake, None, part).train(2 * method.sync_every).digests()
+    assert there == Pair(method, None, None).train(2 * method.sync_every).digests()
 
 
 @pytest.mark.slow_cases(but=("muloco:bits=2-None", "diloco-cpu", "streaming_diloco-None"))
