@@ -14,12 +14,13 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, final
 from unittest.mock import patch
 from weakref import finalize
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -377,6 +378,44 @@ class FakeDevice(TorchFunctionMode):
         if here and away and name not in _OF_TWO:
             raise AssertionError(f"{name}() of tensors on two devices at {_place()}")
         return bool(here)
+
+
+class RealDevice(AbstractContextManager["RealDevice"]):
+    """The GPU of this machine, for the same tests."""
+
+    name = "cuda"
+
+    def __exit__(self, *error: object) -> None:
+        """Leave everything there."""
+
+    def to_device(self, module: nn.Module) -> nn.Module:
+        """Move `module` there."""
+        return module.to(self.name)
+
+    def hold(self, *tensors: Tensor) -> None:
+        """Move these tensors there."""
+        for tensor in tensors:
+            tensor.data = tensor.data.to(self.name)
+
+    def hold_gradients(self, module: nn.Module) -> nn.Module:
+        """Do nothing: autograd puts gradients there."""
+        return module
+
+
+ON_DEVICES = pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param(FakeDevice, id="fake"),
+        pytest.param(
+            RealDevice,
+            id="gpu",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+            ],
+        ),
+    ],
+)
 
 
 def _tensors(tree: Any) -> list[Tensor]:

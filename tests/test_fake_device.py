@@ -26,7 +26,7 @@ from elastic_hub import (
     train,
 )
 from elastic_twin import ElasticHub
-from fake_device import DEVICE, FakeDevice
+from fake_device import DEVICE, ON_DEVICES, FakeDevice, RealDevice
 from speed.models import llama
 from speed.round_costs import with_short_rounds
 from speed.workers import train_on_noise
@@ -36,7 +36,9 @@ from thinwire.storage import HostCopy, StatePlacement
 from thinwire.train.recipes import laptop
 from thinwire.train.workers.ranks import Ranks
 from thinwire.train.workers.worker import Worker, WorkerIdentity
-from toy import Team, build_model, exchange_all, sgd
+from toy import Team, build_model, exchange_all
+
+Device = FakeDevice | RealDevice
 
 METHODS = {name: with_short_rounds(name) for name in [*tw.presets.names(), "muloco:bits=2"]}
 METHODS["eager"] = tw.presets.diloco(
@@ -47,16 +49,21 @@ METHODS["eager"] = tw.presets.diloco(
 )
 
 
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    """One that rounds alike everywhere."""
+    return torch.optim.SGD(model.parameters(), lr=1.0)
+
+
 def copied(state: object) -> Any:
     return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, state)
 
 
 class Pair(Team):
-    """Two workers whose models lie on the fake device, if there is one.
+    """Two workers whose models lie on a device.
 
     Args:
         method: what they run.
-        fake: the device.
+        gpu: the device; None is the CPU.
         outer: where outer state rests.
         part: which of the parameters lie there.
     """
@@ -64,59 +71,61 @@ class Pair(Team):
     def __init__(
         self,
         method: tw.Method,
-        fake: FakeDevice | None,
+        gpu: Device | None,
         outer: str | None,
         part: slice | None = None,
     ) -> None:
         def model() -> nn.Module:
             built = llama(vocabulary=37, width=64, layers=2)
-            if fake is not None:
-                fake.hold(*[*built.parameters()][part or slice(None)], *built.buffers())
-                fake.hold_gradients(built)
+            if gpu is not None:
+                gpu.hold(*[*built.parameters()][part or slice(None)], *built.buffers())
+                gpu.hold_gradients(built)
             return built
 
-        build = partial(torch.optim.SGD, lr=1.0)
-        super().__init__(
-            method, lambda m: build(m.parameters()), 2, model=model, outer_device=outer
-        )
+        super().__init__(method, sgd, 2, model=model, outer_device=outer)
 
     def descend(self, worker: int, step: int) -> None:
         train_on_noise(self.models[worker], self.optimizers[worker], seed=2 * step + worker)
 
 
+@ON_DEVICES
 @pytest.mark.slow_cases("decoupled", "demo", "sparseloco", "eager")
 @pytest.mark.parametrize("name", METHODS)
-def test_no_copy_races_with_a_round_of_a_method(name: str) -> None:
+def test_no_copy_races_with_a_round_of_a_method(name: str, device: type[Device]) -> None:
     """Outer state is in the host's memory; test_round_waits.py has it on the device."""
     method, steps = METHODS[name], 2 * METHODS[name].sync_every
-    with FakeDevice() as fake:
-        pair = Pair(method, fake, "cpu").train(steps)
+    with device() as gpu:
+        pair = Pair(method, gpu, "cpu").train(steps)
         for loop, saved in [(loop, copied(loop.state_dict())) for loop in pair.loops]:
             loop.load_state_dict(saved)
         there = pair.train(steps, first=steps).digests()
     assert there == Pair(method, None, None).train(2 * steps).digests()
 
 
+@ON_DEVICES
 @pytest.mark.slow_cases(but=("sparse_muloco-last",))
 @pytest.mark.parametrize("part", [slice(5), slice(5, None)], ids=["first", "last"])
 @pytest.mark.parametrize("name", sorted(METHODS.keys() - {"demo"}))
-def test_a_model_may_lie_on_two_devices(name: str, part: slice) -> None:
+def test_a_model_may_lie_on_two_devices(name: str, part: slice, device: type[Device]) -> None:
     """As with `device_map`. DeMo's norm asks torch where the gradients really are."""
     method = METHODS[name]
-    with FakeDevice() as fake:
-        there = Pair(method, fake, None, part).train(2 * method.sync_every).digests()
+    with device() as gpu:
+        there = Pair(method, gpu, None, part).train(2 * method.sync_every).digests()
     assert there == Pair(method, None, None).train(2 * method.sync_every).digests()
 
 
+@ON_DEVICES
 @pytest.mark.slow_cases(but=("muloco:bits=2-None", "diloco-cpu", "streaming_diloco-None"))
 @pytest.mark.parametrize("outer", [None, "cpu"])
 @pytest.mark.parametrize("name", METHODS)
-def test_rounds_follow_a_model_that_is_moved(name: str, outer: str | None) -> None:
+def test_rounds_follow_a_model_that_is_moved(
+    name: str, outer: str | None, device: type[Device]
+) -> None:
     """Trainers do that after the outer loop was built; here there have been rounds."""
     method, steps = METHODS[name], 2 * METHODS[name].sync_every
-    with FakeDevice() as fake:
+    with device() as gpu:
         pair = Pair(method, None, outer).train(steps)
-        list(map(fake.to_device, pair.models))
+        list(map(gpu.to_device, pair.models))
         if any(each.pending for loop in pair.loops for each in loop._state.fragments):
             with pytest.raises(
                 tw.ConfigurationError, match="from 'cpu' to 'cuda:0'; because a round"
@@ -141,13 +150,13 @@ class Noisy(Player):
             self.trained += 1
 
 
-def elastic_rounds(name: str, fake: FakeDevice | None, outer: str | None) -> list[str]:
+def elastic_rounds(name: str, gpu: Device | None, outer: str | None) -> list[str]:
     """Digests of workers of which one missed rounds and one came."""
     hub = ElasticHub()
 
     def model(seed: int = 0) -> nn.Module:
         built = build_model(seed)
-        return built if fake is None else fake.to_device(built)
+        return built if gpu is None else gpu.to_device(built)
 
     options = {"build": sgd, "outer": outer}
     first, _slow, other = players = [
@@ -181,23 +190,26 @@ def elastic_rounds(name: str, fake: FakeDevice | None, outer: str | None) -> lis
     return [player.loop.digest() for player in everyone]
 
 
+@ON_DEVICES
 @pytest.mark.slow_cases(but=("table-cpu", "streaming-None"))
 @pytest.mark.parametrize("outer", [None, "cpu"])
 @pytest.mark.parametrize("name", METHODS_THAT_CHANGE)
-def test_no_copy_races_where_workers_come_and_go(name: str, outer: str | None) -> None:
-    with FakeDevice() as fake:
-        there = elastic_rounds(name, fake, outer)
+def test_no_copy_races_where_workers_come_and_go(
+    name: str, outer: str | None, device: type[Device]
+) -> None:
+    with device() as gpu:
+        there = elastic_rounds(name, gpu, outer)
     assert len({*there}) == 1
     assert there == elastic_rounds(name, None, None)
 
 
 def asynchronous_rounds(
-    fake: FakeDevice | None, outer: str | None = "cpu", moved: str = "first"
+    gpu: Device | None, outer: str | None = "cpu", moved: str = "first"
 ) -> Tensor:
     """Weights of a lone asynchronous worker that was resumed half-way.
 
     Args:
-        fake: the device of the model, if there is one.
+        gpu: the device of the model; None is the CPU.
         outer: where the worker's state rests.
         moved: when the model moves there.
     """
@@ -210,16 +222,16 @@ def asynchronous_rounds(
     server, model = AsyncServer(build_model(), method, workers=1), build_model()
 
     def move(when: str) -> None:
-        if fake is not None and when == moved:
-            fake.to_device(model)
+        if gpu is not None and when == moved:
+            gpu.to_device(model)
 
     move("first")
     optimizer = sgd(model)
-    with fake or nullcontext():
+    with gpu or nullcontext():
         worker = AsyncWorker(model, optimizer, method, rank=0, outer_device=outer)
     for number in range(4):
         assignment = server.assign(0, now_s=number)
-        with fake or nullcontext():
+        with gpu or nullcontext():
             move(f"before round {number}")
             worker.start(assignment, server.theta_message)
             move(f"in round {number}")
@@ -229,16 +241,19 @@ def asynchronous_rounds(
             move(f"after round {number}")
             message = worker.finish()
         rejected = server.receive(message.clone(), now_s=number)
-        with fake or nullcontext():
+        with gpu or nullcontext():
             worker.settle(rejected)
-    return torch.cat([p.detach().view(-1) for p in model.parameters()])
+    return torch.cat([p.detach().view(-1) for p in model.parameters()]).cpu()
 
 
+@ON_DEVICES
 @pytest.mark.slow_cases(but=("first-cpu", "before round 0-None"))
 @pytest.mark.parametrize("outer", [None, "cpu"])
 @pytest.mark.parametrize("moved", ["first", "before round 0", "in round 2", "after round 2"])
-def test_no_copy_races_with_an_asynchronous_worker(moved: str, outer: str | None) -> None:
-    there = asynchronous_rounds(FakeDevice(), outer, moved)
+def test_no_copy_races_with_an_asynchronous_worker(
+    moved: str, outer: str | None, device: type[Device]
+) -> None:
+    there = asynchronous_rounds(device(), outer, moved)
     assert torch.equal(there, asynchronous_rounds(None))
 
 

@@ -81,7 +81,7 @@ def hugging_face_arguments(out: Path, **given) -> Any:
 
     ddp = {"ddp_backend": "gloo"} if int(os.environ.get("WORLD_SIZE", "1")) > 1 else {}
     quiet = {"report_to": [], "use_cpu": True, "disable_tqdm": True}
-    return TrainingArguments(output_dir=str(out), **quiet, **ddp, **given)
+    return TrainingArguments(output_dir=str(out), **{**quiet, **ddp, **given})
 
 
 def hugging_face_trainer(args: Any, net: nn.Module, rows: Any, *optimizers: Any) -> Any:
@@ -97,8 +97,7 @@ def lightning_trainer(out: Path, *callbacks: Any, **given) -> Any:
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     return lightning.Trainer(
-        accelerator="cpu",
-        **{"devices": 1, **given},
+        **{"accelerator": "cpu", "devices": 1, **given},
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,

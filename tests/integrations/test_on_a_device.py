@@ -1,4 +1,4 @@
-"""Other libraries' trainers move the model to the device that is none, and train it there."""
+"""Trainers of other libraries move the model to a GPU, or to the device that is none."""
 
 from pathlib import Path
 
@@ -23,12 +23,15 @@ H, STEPS, SAVED_AT = 4, 12, 8
 METHOD = tw.presets.muloco(bits=2, sync_every=H)
 
 
-def hugging_face(out: Path, fake: FakeDevice | None, *, resume: bool) -> tw.OuterLoop:
+def hugging_face(
+    out: Path, fake: FakeDevice | None, *, resume: bool, accelerator: str = "cpu"
+) -> tw.OuterLoop:
     """Trainer moves the model once it is given it, and the outer loop is there before."""
     net = model() if fake is None else fake.hold_gradients(model())
     given = {"max_steps": STEPS, "per_device_train_batch_size": 2, "lr_scheduler_type": "constant"}
     given |= {"save_strategy": "steps", "save_steps": SAVED_AT, "logging_steps": H}
     given |= {"eval_strategy": "steps", "eval_steps": SAVED_AT}
+    given |= {"use_cpu": accelerator == "cpu"}
     given |= {"max_grad_norm": 0.0}  # torch asks where the tensors really are
     optimizer = METHOD.inner.build(net)
     outer = tw.OuterLoop(net, optimizer, METHOD)
@@ -40,7 +43,9 @@ def hugging_face(out: Path, fake: FakeDevice | None, *, resume: bool) -> tw.Oute
     return outer
 
 
-def lightning(out: Path, fake: FakeDevice | None, *, resume: bool) -> tw.OuterLoop:
+def lightning(
+    out: Path, fake: FakeDevice | None, *, resume: bool, accelerator: str = "cpu"
+) -> tw.OuterLoop:
     """Lightning moves the module after the callback's `setup`, in which the outer loop is built."""
     pytest.importorskip("lightning")
     from lightning.pytorch.strategies import SingleDeviceStrategy
@@ -56,10 +61,9 @@ def lightning(out: Path, fake: FakeDevice | None, *, resume: bool) -> tw.OuterLo
 
     callback = LightningCallback(METHOD)
     saves = lightning_saves(out, SAVED_AT)
-    strategy = {} if fake is None else {"strategy": OnDevice("cpu")}
-    fits = lightning_trainer(
-        out, callback, saves, max_steps=STEPS, val_check_interval=SAVED_AT, **strategy
-    )
+    given = {"max_steps": STEPS, "val_check_interval": SAVED_AT, "accelerator": accelerator}
+    given |= {} if fake is None else {"strategy": OnDevice("cpu")}
+    fits = lightning_trainer(out, callback, saves, **given)
     net = model() if fake is None else fake.hold_gradients(model())
     fits.fit(
         lightning_module(net, lambda: METHOD.inner.build(net)),
@@ -83,3 +87,13 @@ def test_rounds_follow_a_model_that_a_trainer_moves(train, tmp_path: Path, monke
         assert outer.digest() == expected
         own = {place: n for place, n in fake.waits.items() if place != "elsewhere"}
         assert own == {"checksums.py:checksums": 1 if resume else 3}  # one a round
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("train", [hugging_face, lightning])
+def test_a_trainer_on_a_gpu_resumes_bit_for_bit(train, tmp_path: Path) -> None:
+    outer = train(tmp_path, None, resume=False, accelerator="gpu")
+    assert {p.device.type for p in outer._live.parameters.values()} == {"cuda"}
+    again = train(tmp_path, None, resume=True, accelerator="gpu")
+    assert again.digest() == outer.digest()
