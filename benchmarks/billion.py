@@ -1,8 +1,9 @@
 """A round of a billion parameters through every preset: seconds and memory of one worker of two.
 
-python benchmarks/billion.py          an hour and a half on two cores and 24 GiB; --parameters, --only
-                                      to try; with --sealed under a token; OMP_NUM_THREADS=1 for
-                                      demo and decoupled_momentum, if anything else runs
+python benchmarks/billion.py          an hour and a half on two cores and 24 GiB; --parameters and
+                                      --only to try, with --sealed under a token;
+                                      OMP_NUM_THREADS=1 for demo and decoupled_momentum, if
+                                      anything else runs
 
 A separate process makes what the other worker sends, and ends before the measured one begins, so
 the machine holds one worker at a time. The round is the first one, of all fragments that are sent
