@@ -9,13 +9,14 @@ THINWIRE_AT="tcp://node0:29400?workers=2&worker=0" python FILE    # worker=1 on 
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import thinwire as tw
 
 if dist.is_torchelastic_launched():
     dist.init_process_group("gloo")
 torch.manual_seed(0)  # all workers start from the same weights
-model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 method = tw.presets.diloco(sync_every=10)  # added
 outer = tw.OuterLoop(model, optimizer, method)  # added: connects to the other workers
