@@ -66,8 +66,9 @@ def borrowed(setting: Setting, arm: str, config: TrainConfig) -> str | None:
 
 
 def kind(method: Method) -> str:
-    """The kind by which deviations are pooled: sparse, or else the inner optimizer."""
-    return "sparse" if isinstance(method.codec, codecs.TopK) else type(method.inner).__name__
+    """The kind by which deviations are pooled: the inner optimizer, and whether it is sparse."""
+    sparse = "sparse, " * isinstance(method.codec, codecs.TopK)
+    return sparse + type(method.inner).__name__
 
 
 def renamed(setting: Setting, family: str, name: str, **slots: Any) -> Method:

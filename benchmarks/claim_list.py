@@ -114,10 +114,13 @@ def _effect(
     """Mean, 95 % interval, and two-sided p of a difference from the margin."""
     seeds = sorted(set[int].intersection(*(set(losses[arm]) for arm in claim.weights)))
     effects = [sum(w * losses[arm][s] for arm, w in claim.weights.items()) for s in seeds]
-    own = {kinds[arm] for arm in claim.weights}
-    deviation, unsteady = pooled({a: its for a, its in losses.items() if kinds[a] in own})
-    if claim.weights.keys() & unsteady:
-        deviation = own_deviation(effects, claim.weights.values())
+    deviation, own = (
+        own_deviation(effects, claim.weights.values()),
+        {kinds[a] for a in claim.weights},
+    )
+    if len(own) == 1:
+        shared, unsteady = pooled({a: its for a, its in losses.items() if kinds[a] in own})
+        deviation = deviation if claim.weights.keys() & unsteady else shared
     mean = statistics.fmean(effects)
     error = deviation.value * math.hypot(*claim.weights.values()) / math.sqrt(len(seeds))
     half, looks = quantile(deviation.degrees) * error, 2 if len(seeds) > len(SEEDS) else 1

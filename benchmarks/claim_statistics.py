@@ -4,8 +4,9 @@
     t = (mean_s effect_s - margin) / (sd sqrt(sum_a w_a^2 / n))     two-sided, Holm within a paper
 
 sd is the deviation of a loss once the means of arms and seeds are removed: runs of one seed share
-initial weights and data. It is pooled over all arms of the same kinds, because a deviation from
-three seeds may be off by a factor of two either way.
+initial weights and data. It is pooled over all arms of the same kind, because a deviation from
+three seeds may be off by a factor of two either way. A contrast of two kinds has its own: a seed
+moves all arms with AdamW inside one way, and those with Muon another.
 """
 
 import math
