@@ -22,7 +22,7 @@ LOSSES: Final[Mapping[str, tuple[float, str]]] = {
     "muloco:bits=4": (-0.0898, "muloco 4 bit"),
     "muloco:bits=2": (-0.0966, "muloco 2 bit"),
     "muloco:bits=1": (-0.0741, "muloco 1 bit"),
-    "muloco:bits=2:exchange=reduce_scatter": (-0.0932, "muloco 2 bit, reduce-scatter"),
+    "muloco:bits=2:exchange=reduce_scatter": (-0.0969, "muloco 2 bit, reduce-scatter"),
     "streaming_muloco": (-0.0679, "streaming_muloco"),
     "streaming_muloco:exchange=reduce_scatter": (-0.0671, "streaming_muloco, reduce-scatter"),
     "sparse_muloco": (0.0141, "sparse_muloco"),
