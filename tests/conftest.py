@@ -32,13 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the `slow` mark to the cases that `slow_cases("beginning of the id", ...)` names.
-
-    Tests that use a session-wide server run in one process, so that only one server starts.
-    """
+    """Give the `slow` mark to the cases that `slow_cases("beginning of the id", ...)` names."""
     for item in items:
-        for server in {"running", "s3"} & {*getattr(item, "fixturenames", ())}:
-            item.add_marker(pytest.mark.xdist_group(server))
         case = item.name.partition("[")[2]
         for mark in item.iter_markers("slow_cases"):
             cases, but = mark.args or ("",), mark.kwargs.get("but", ())

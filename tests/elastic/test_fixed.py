@@ -67,12 +67,9 @@ def rounds(transports: Sequence[Elastic], last: int) -> None:
     at_once(lambda t: [exchange(t, n).wait() for n in range(1, last + 1)], transports)
 
 
-S3_OF_TWO = pytest.param(2, SECRET, "s3", marks=pytest.mark.xdist_group("s3"))
-
-
 @pytest.mark.parametrize(
     ("workers", "token", "store"),
-    [(1, SECRET, "memory"), S3_OF_TWO, (3, SECRET, "memory"), (3, None, "folder")],
+    [(1, SECRET, "memory"), (2, SECRET, "s3"), (3, SECRET, "memory"), (3, None, "folder")],
 )
 def test_workers_keep_the_contract(tmp_path, request, workers: int, token, store: str) -> None:
     if store == "s3":
