@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import thinwire as tw
+from asynchronous_team import AsyncTeam, method
 from thinwire.live_weights import LiveWeights, with_hooks
 from toy import build_model, loss, sgd
 
@@ -144,3 +145,112 @@ def test_parameters_of_the_model_may_be_added_to_the_optimizer_later() -> None:
     outer = tw.OuterLoop(model, optimizer, tw.presets.diloco(sync_every=1))
     optimizer.add_param_group({"params": list(model[1].parameters())})
     outer.step()
+
+
+class Lookahead2(torch.optim.SGD):
+    """Every two steps, the weights and a slow copy of them meet halfway."""
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        weights = [p for group in self.param_groups for p in group["params"]]
+        for p in weights:
+            self.state[p].setdefault("slow", p.clone())
+        super().step(closure)
+        self.state[weights[0]]["steps"] = steps = self.state[weights[0]].get("steps", 0) + 1
+        for p in weights if steps % 2 == 0 else []:
+            p.copy_(self.state[p]["slow"].lerp_(p, 0.5))
+
+
+class Masters(torch.optim.AdamW):
+    """Steps copies in fp32, and writes their roundings over the weights."""
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        for p in (p for group in self.param_groups for p in group["params"]):
+            if "master_param" not in self.state[p]:
+                self.state[p]["master_param"] = p.float()
+            master = self.state[p]["master_param"]
+            p.copy_(master.sub_(p.grad.float(), alpha=0.1))
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, outer: tw.OuterLoop) -> None:
+    for step in range(4):
+        loss(model, step, 0).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        outer.step()
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "state"),
+    [(Lookahead2, torch.float32, "slow"), (Masters, torch.bfloat16, "master_param")],
+)
+@pytest.mark.parametrize("preset", ["diloco", "muloco", "noloco"])
+def test_an_optimizer_that_would_take_the_weights_back_is_refused(
+    preset: str, kind: type[torch.optim.Optimizer], dtype: torch.dtype, state: str
+) -> None:
+    model = build_model().to(dtype)
+    outer = tw.OuterLoop(model, steps := kind(model.parameters()), tw.presets.by_name(preset)())
+    with pytest.raises(tw.ConfigurationError, match=rf"{kind.__name__} trains; .*'{state}'.*Muon"):
+        train(model, steps, outer)
+    assert outer.inner_step == 3
+
+
+def test_an_asynchronous_worker_refuses_it_before_it_sends() -> None:
+    team = AsyncTeam(method(), (1.0,), build=lambda model: Lookahead2(model.parameters()))
+    with pytest.raises(tw.ConfigurationError, match="Lookahead2 trains; because its state 'slow'"):
+        team.run()
+    assert team.server.stats.arrivals == 0
+
+
+def test_an_optimizer_is_searched_when_it_has_state_and_once() -> None:
+    model = build_model()
+    copying, other = Lookahead2(model[0].parameters()), torch.optim.Adam(model[1:].parameters())
+    outer = tw.OuterLoop(model, [copying, other], tw.presets.diloco())
+    train(model, other, outer)
+    with pytest.raises(tw.ConfigurationError, match="Lookahead2"):
+        train(model, copying, outer)
+
+
+def test_gradients_are_averaged_for_an_optimizer_that_keeps_copies() -> None:
+    model = build_model()
+    train(
+        model, steps := Lookahead2(model.parameters()), tw.OuterLoop(model, steps, tw.presets.ddp())
+    )
+
+
+KINDS = [
+    each
+    for each in vars(torch.optim).values()
+    if isinstance(each, type)
+    and issubclass(each, torch.optim.Optimizer)
+    # One averages weights, others take no dense gradient, need a closure or take no vector, and
+    # the last gradient, which Rprop keeps, is the weights themselves here.
+    and each.__name__ not in ("Optimizer", "ASGD", "SparseAdam", "LBFGS", "Muon", "Rprop")
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_optimizer_of_torch_is_taken_for_one_that_keeps_copies(
+    kind: type[torch.optim.Optimizer],
+) -> None:
+    # A parabola's gradients are its weights, and 1 is the count of steps at first.
+    model = nn.ParameterDict({"one": torch.ones(()), "many": torch.linspace(-1, 2, 7)})
+    slots = {"momentum": 0.9} if kind in (torch.optim.SGD, torch.optim.RMSprop) else {}
+    steps = kind(model.parameters(), lr=1e-3, **slots)
+    outer = tw.OuterLoop(model, steps, tw.presets.diloco())
+    for _ in range(4):
+        for p in model.parameters():
+            p.grad = p.detach().clone()
+        steps.step()
+        outer.step()
+    assert outer.inner_step == 4
+
+
+def test_an_optimizer_may_keep_numbers_of_its_own_beside_those_of_parameters() -> None:
+    model = build_model()
+    steps = torch.optim.Adam(model.parameters())
+    steps.state["k"], steps.state["total"] = torch.ones(1), 3
+    train(model, steps, outer := tw.OuterLoop(model, steps, tw.presets.diloco()))
+    moments = sum(8 * p.numel() + 4 for p in model.parameters())
+    assert outer.memory()["inner state"] == moments + 4

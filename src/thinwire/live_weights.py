@@ -8,6 +8,7 @@ shard this rank holds: elementwise outer optimizers do not need the rest.
 from __future__ import annotations
 
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
@@ -68,6 +69,7 @@ class LiveWeights:
 
     Attributes:
         to_release: objects whose `release()` `close` calls, if they still exist.
+        unsearched: optimizers at which `check_no_copies()` has not looked.
 
     Raises:
         ConfigurationError: `model` has no trainable parameter, a complex one or one whose elements
@@ -93,6 +95,7 @@ class LiveWeights:
         self.model = model
         self.optimizers = tuple(map(with_hooks, optimizers))
         self._was_exchanged = False
+        self.unsearched = list(self.optimizers)
         # Weak, so as not to keep alive a loop that is dropped without being closed.
         self.to_release = weakref.WeakSet[Any]()
         self.parameters: Mapping[str, nn.Parameter] = {
@@ -162,13 +165,10 @@ class LiveWeights:
 
     def inner_state(self) -> list[Tensor]:
         """Every tensor that the optimizers keep, as this rank holds it."""
-        return [
-            local_shard(value)
-            for optimizer in self.optimizers
-            for kept in optimizer.state.values()
-            for value in kept.values()
-            if isinstance(value, Tensor)
-        ]
+        kept = (its for optimizer in self.optimizers for its in optimizer.state.values())
+        # Some optimizers also keep numbers of their own there, beside what belongs to a parameter.
+        values = (v for its in kept for v in (its.values() if isinstance(its, Mapping) else [its]))
+        return [local_shard(value) for value in values if isinstance(value, Tensor)]
 
     def check_finite(self, names: Sequence[str], delta: LazyVector, *, when: str) -> None:
         """Raise `NonFiniteError` if `delta` is not finite, naming the first such parameter."""
@@ -210,6 +210,33 @@ class LiveWeights:
                 because="the outer loop was built with a model that does not hold it",
                 do="pass the module that holds all parameters the optimizer steps",
             )
+
+    def check_no_copies(self) -> None:
+        """Raise `ConfigurationError` if an optimizer keeps a copy of the weights in its state.
+
+        Such a state is nearer to the weights than half their norm. Call this from the third inner
+        step on: on a parabola, a momentum equals the weights after one step, but not after three.
+        Looks at each optimizer once, when it has state.
+        """
+        for optimizer in [each for each in self.unsearched if each.state]:
+            self.unsearched.remove(optimizer)
+            distances, norms = defaultdict[str, Any](float), defaultdict[str, Any](float)
+            kept = ((p, its) for p, its in optimizer.state.items() if isinstance(its, Mapping))
+            for p, name, value in ((p, *each) for p, its in kept for each in its.items()):
+                # A count of steps has no dimensions, like some parameters.
+                if isinstance(value, Tensor) and value.shape == p.shape and p.dim():
+                    weights = local_shard(p).float()
+                    distances[name] += (local_shard(value).to(weights) - weights).square().sum()
+                    norms[name] += weights.square().sum()
+            for name, norm in norms.items():
+                check(
+                    not distances[name] < norm / 4,
+                    f"exchange weights that {type(optimizer).__name__} trains",
+                    because=f"its state {name!r} is a copy of the weights, which would take them "
+                    "back after an outer step",
+                    do="use an optimizer without one, such as AdamW or Muon; in place of fp32 "
+                    "copies of bf16 weights, use fp32 weights and torch.autocast",
+                )
 
     def swap_in(self, values: Mapping[str, Tensor]) -> Callable[[], None]:
         """Replace the local weights by `values`; returns a function that puts them back.

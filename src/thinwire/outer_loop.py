@@ -186,7 +186,7 @@ class OuterLoop:
         self._contributions = ContributionLog(self._membership.member)
         self._hooks = OptimizerHooks(self._live.optimizers)
         self._metrics = WorkerMetrics()
-        self._has_joined = self._is_closed = False
+        self._has_joined = self._is_closed = self._moves_weights = False
         try:
             in_flight = [] if resume is None else self._load(resume)
             self._check_all_run_the_same(is_resumed=resume is not None)
@@ -233,7 +233,8 @@ class OuterLoop:
 
         Raises:
             NonFiniteError: a pseudo-gradient is not finite; the error names parameter and step.
-            ConfigurationError: the loop is closed.
+            ConfigurationError: the loop is closed, or an inner optimizer keeps a copy of the
+                weights.
         """
         self._check_open()
         if last:
@@ -247,6 +248,8 @@ class OuterLoop:
             self._send_for(Phase.LAST if self._plan is None else self._plan.phase)
             return
         state.step += 1
+        if self._live.unsearched and self._moves_weights and state.step > 2:
+            self._live.check_no_copies()
         is_round = state.step % self.method.sync_every == 0
         plan = self._begin_round(Phase.ROUND) if is_round else None
         self._send_for(Phase.ROUND if plan is None else plan.phase)
@@ -415,7 +418,8 @@ class OuterLoop:
         if self._has_joined:
             return
         # Without an anchor, gradients are averaged, and another loop may exchange the same weights.
-        if self.memory()["anchor"]:
+        self._moves_weights = bool(self.memory()["anchor"])
+        if self._moves_weights:
             self._live.claim()
         self._membership.join(self._state)
         plan = self._begin_round(Phase.JOIN)

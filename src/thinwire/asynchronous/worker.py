@@ -120,12 +120,15 @@ class AsyncWorker:
 
         Raises:
             NonFiniteError: g is not finite; nothing is encoded.
+            ConfigurationError: the trained parameters have changed, or an optimizer keeps a copy
+                of the weights.
         """
         given = self.assignment
         assert given is not None, "start(assignment) comes first, and finish() once for each"
         self._follow_model()
         names = self._vector.names
         self._live.check_unchanged()
+        self._live.check_no_copies()
         delta = DenseVector(self._start.fetch() - self._live.read(names))
         self._start.release()
         tag = RoundTag(what="the whole model", round=given.round, anchor=given.anchor)
