@@ -3,9 +3,11 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import thinwire as tw
 from asynchronous_team import AsyncTeam, method
+from thinwire.handshake import weights_digest
 from thinwire.live_weights import LiveWeights, with_hooks
 from toy import build_model, loss, sgd
 
@@ -54,6 +56,28 @@ def repeating(*shape: int) -> nn.Module:
 def test_parameters_that_cannot_be_sent_are_refused_by_name(model, told: str) -> None:
     with pytest.raises(tw.ConfigurationError, match=told):
         LiveWeights(model, [])
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        (nn.Linear(2, 2, device="meta"), "weight"),
+        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta").requires_grad_(False)), "1"),
+        (nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(2)), "1"),
+    ],
+)
+def test_a_model_without_values_is_refused_by_name(model: nn.Module, name: str) -> None:
+    with pytest.raises(tw.ConfigurationError, match=rf"'{name}.*has no values.*meta.*initial"):
+        tw.OuterLoop(model, [], tw.presets.diloco())
+
+
+def test_frozen_weights_that_wrap_tensors_are_compared_by_what_is_in_them() -> None:
+    def digest(*values: float) -> str:
+        model = build_model()
+        model[1].weight = nn.Parameter(TwoTensor(*map(torch.tensor, values)), requires_grad=False)
+        return weights_digest(LiveWeights(model, []).frozen())
+
+    assert digest(1.0, 2.0) == digest(1.0, 2.0) != digest(1.0, 3.0) != digest(2.0, 3.0)
 
 
 def test_odd_strides_that_repeat_nothing_are_taken_and_complex_ones_that_are_frozen() -> None:

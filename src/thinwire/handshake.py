@@ -54,7 +54,7 @@ def weights_digest(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         values = _as_real(tensors[name])
         total.update(f"{name}{tuple(values.shape)}".encode())
-        is_short = values.is_floating_point() and values.itemsize < torch.float32.itemsize
+        is_short = values.dtype in (torch.float16, torch.bfloat16)
         for block in values.reshape(-1).split(_BLOCK):
             total.update(anchor_digest(block.float() if is_short else block))
     return total.hexdigest()

@@ -72,8 +72,9 @@ class LiveWeights:
         unsearched: optimizers at which `check_no_copies()` has not looked.
 
     Raises:
-        ConfigurationError: `model` has no trainable parameter, a complex one or one whose elements
-            share memory, an optimizer steps a foreign one, or DeepSpeed has wrapped either.
+        ConfigurationError: `model` has no trainable parameter, one without values, a complex one or
+            one whose elements share memory, an optimizer steps a foreign one, or DeepSpeed has
+            wrapped either.
 
     >>> live = LiveWeights(nn.Linear(2, 1), [])
     >>> live.read(["weight", "bias"]).numel(), live.read(["bias"]).dtype
@@ -107,6 +108,13 @@ class LiveWeights:
                 because="none of its parameters requires a gradient",
                 do="pass the model that your optimizer trains, not a frozen copy of it",
             )
+        for name, p in model.named_parameters():
+            check(
+                not (nn.parameter.is_lazy(p) or p.is_meta),
+                f"train a model whose parameter {name!r} has no values",
+                because="it is on the meta device, or its lazy module has not seen a batch",
+                do="give all parameters their initial values before you build the outer loop",
+            )
         for name, p in self.parameters.items():
             _check_parameter(name, p)
         self._check_stepped()
@@ -121,9 +129,10 @@ class LiveWeights:
         return {name: tuple(local_shard(p).shape) for name, p in self.parameters.items()}
 
     def frozen(self) -> dict[str, Tensor]:
-        """The parameters that are not trained, as this rank holds them."""
+        """The parameters that are not trained, as this rank holds them: plain tensors by name."""
         frozen = {n: p for n, p in self.model.named_parameters() if not p.requires_grad}
-        return {name: local_shard(parameter) for name, parameter in frozen.items()}
+        parts = (_plain_parts(name, local_shard(p)) for name, p in frozen.items())
+        return {name: part for named in parts for name, part in named.items()}
 
     def read(self, names: Sequence[str]) -> Tensor:
         """The local weights of `names`, as a new fp32 vector."""
@@ -369,6 +378,15 @@ class OpenWeights(LazyVector):
 
     def _views(self, part: VectorPart) -> list[Tensor]:
         return [piece.read(self._flat[index]) for index, piece in self._vector.pieces(part)]
+
+
+def _plain_parts(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """`tensor` by its name, or the tensors in it if it wraps some, as quantised weights do."""
+    flatten: Any = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        return {name: tensor}
+    parts = (_plain_parts(f"{name}.{each}", getattr(tensor, each)) for each in flatten()[0])
+    return {name: part for named in parts for name, part in named.items()}
 
 
 def _check_parameter(name: str, parameter: Tensor) -> None:
