@@ -2,7 +2,10 @@ import copy
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.testing._internal.two_tensor import TwoTensor
 
 import thinwire as tw
@@ -150,6 +153,20 @@ def test_parameters_that_zero_has_cut_are_refused_whenever_it_was() -> None:
         outer.step()
     with pytest.raises(tw.ConfigurationError, match=MATCH):
         tw.OuterLoop(model, [], tw.presets.diloco())
+
+
+def test_fsdp1_is_refused_by_name() -> None:
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        model = nn.Sequential(
+            FullyShardedDataParallel(build_model(), device_id=torch.device("cpu"))
+        )
+        with pytest.raises(
+            tw.ConfigurationError, match=r"FSDP1.*hide.*fully_shard\(\).*Accelerate"
+        ):
+            tw.OuterLoop(model, [], tw.presets.diloco())
+    finally:
+        dist.destroy_process_group()
 
 
 def test_an_optimizer_that_was_given_copies_of_the_weights_since_is_refused() -> None:

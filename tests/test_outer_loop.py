@@ -5,7 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import thinwire as tw
 from thinwire.exchange.message import HEADER_NBYTES
@@ -418,3 +418,22 @@ def test_a_loop_that_was_dropped_or_never_used_has_no_parameters() -> None:
     used.step()
     unused.close()
     used.step()
+
+
+def test_the_consensus_is_in_the_state_dict_that_hooks_of_the_model_build() -> None:
+    """Such a hook reads the parameters, and returns other tensors and names."""
+    model = build_model()
+
+    def halved(_: nn.Module, state: dict[str, Tensor], *args: object) -> dict[str, Tensor]:
+        return {f"half.{name}": value / 2 for name, value in state.items()}
+
+    outer = tw.OuterLoop(model, optimizer := sgd(model), tw.presets.diloco(sync_every=2))
+    anchors = {name: p.detach().clone() for name, p in model.named_parameters()}
+    descend(loss(model, 0, 0), optimizer)
+    outer.step()
+    trained = [p.detach().clone() for p in model.parameters()]
+    model._register_state_dict_hook(halved)
+    found = outer.consensus()
+    assert found.keys() == {f"half.{name}" for name in anchors}
+    assert same_bits([2 * value for value in found.values()], [*anchors.values()])
+    assert same_bits([*model.parameters()], trained)

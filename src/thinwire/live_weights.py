@@ -25,6 +25,8 @@ from thinwire.errors import ConfigurationError, NonFiniteError, check
 # each measure the other's steps. A live worker keeps its parameters, so their ids are not reused.
 _OWNERS = weakref.WeakValueDictionary[int, "LiveWeights"]()
 
+_FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel"
+
 
 def local_shard(tensor: Tensor) -> Tensor:
     """The part of `tensor` this rank holds, sharing its memory: all of it unless it is a DTensor.
@@ -73,8 +75,8 @@ class LiveWeights:
 
     Raises:
         ConfigurationError: `model` has no trainable parameter, one without values, a complex one or
-            one whose elements share memory, an optimizer steps a foreign one, or DeepSpeed has
-            wrapped either.
+            one whose elements share memory, an optimizer steps a foreign one, or DeepSpeed or FSDP1
+            has wrapped either.
 
     >>> live = LiveWeights(nn.Linear(2, 1), [])
     >>> live.read(["weight", "bias"]).numel(), live.read(["bias"]).dtype
@@ -92,6 +94,12 @@ class LiveWeights:
             "build an outer loop",
             because="it takes a torch Module and a torch Optimizer (or a list of optimizers)",
             do="pass OuterLoop(model, optimizer, method)",
+        )
+        check(
+            not any(_FSDP1 in map(_path, type(module).__mro__) for module in model.modules()),
+            "train a worker with FullyShardedDataParallel (FSDP1)",
+            because="after an evaluation its gathered weights hide those of an outer step",
+            do="shard by fully_shard(), FSDP2; in Accelerate by fsdp_version=2",
         )
         self.model = model
         self.optimizers = tuple(map(with_hooks, optimizers))
@@ -405,6 +413,10 @@ def _check_parameter(name: str, parameter: Tensor) -> None:
         because="several of its elements share memory, as after expand()",
         do="make it contiguous, or keep it small and expand it in forward()",
     )
+
+
+def _path(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _refuse_deepspeed(*parts: object) -> None:

@@ -132,7 +132,14 @@ class LoopState:
             id(p := live.parameters[name]): sharded_like(p, value) for name, value in values.items()
         }
         state: dict[str, Tensor] = live.model.state_dict(keep_vars=True)
-        return {name: by_identity.get(id(value), value.detach()) for name, value in state.items()}
+        if by_identity.keys() <= set(map(id, state.values())):
+            return {name: by_identity.get(id(v), v.detach()) for name, v in state.items()}
+        # A hook makes other tensors of the parameters, as FSDP1's do: it has to see `values` there.
+        put_back = live.swap_in(values)
+        try:
+            return {name: v.detach().clone() for name, v in live.model.state_dict().items()}
+        finally:
+            put_back()
 
     def begin_consensus(self) -> None:
         """Begin to gather the consensus, unless it was gathered since the last outer step."""

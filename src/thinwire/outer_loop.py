@@ -572,7 +572,8 @@ class OuterLoop:
         """Outer parameters as a state dict of the model.
 
         Values are fp32, and DTensors where the parameter is one; buffers are this worker's. They
-        may share memory with the loop until the next round: copy them to keep them.
+        may share memory with the loop until the next round: copy them to keep them. If hooks of the
+        model build its state dict, they see these values, rounded to the parameters' dtypes.
 
         If each worker has an anchor of its own (`method.outer.has_own_anchors`), this is the mean
         of all anchors, gathered at most once per outer step, and all workers must call it. `stats`
