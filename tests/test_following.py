@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import thinwire as tw
-from toy import Team, adamw, alone, build_model, loss, same_bits
+from toy import Team, adamw, alone, build_model, descend, loss, same_bits
 
 METHODS = {
     "diloco": tw.presets.diloco(sync_every=3),
@@ -178,7 +178,8 @@ def test_a_compiled_step_in_a_step_is_refused_for_it_cannot_be_told_whose_it_is(
     adamw(build_model())
     model, optimizer, outer = alone(METHODS["diloco"], derived)
     outer.__enter__()
-    loss(model, 0, 0).backward()
+    descend(loss(model, 0, 0), optimizer)  # the first step has a hook that is not compiled
+    loss(model, 1, 0).backward()
     torch.compiler.reset()
     with pytest.raises(tw.ConfigurationError, match=r"leave optimizer\.step\(\) as it is"):
         torch.compile(lambda: optimizer.step(), backend="eager")()

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
+from elastic_hub import Player, meet
+from elastic_twin import ElasticHub
 from thinwire.exchange.message import HEADER_NBYTES
 from toy import (
     Team,
@@ -437,3 +439,92 @@ def test_the_consensus_is_in_the_state_dict_that_hooks_of_the_model_build() -> N
     assert found.keys() == {f"half.{name}" for name in anchors}
     assert same_bits([2 * value for value in found.values()], [*anchors.values()])
     assert same_bits([*model.parameters()], trained)
+
+
+KINDS = {
+    "diloco": diloco(),
+    "on the host": diloco(),
+    "muloco": tw.presets.muloco(sync_every=5, bits=2),
+    "sparse": tw.presets.sparseloco(sync_every=5),
+    "streaming": tw.presets.streaming_diloco(sync_every=5, fragments=tw.Balanced(count=2)),
+    "eager": diloco(overlap=tw.Eager()),
+    "own anchors": tw.presets.noloco(sync_every=5),
+    "own momentum": tw.presets.decoupled_momentum(sync_every=5),
+}
+
+
+def teams(name: str, workers: int = 2) -> tuple[Team, Team]:
+    """Two teams with other weights than those that they were built with."""
+    options = {"outer_device": "cpu"} if name == "on the host" else {}
+    found = [Team(KINDS[name], adamw, workers, **options) for _ in range(2)]
+    for model in (model for team in found for model in team.models):
+        model.load_state_dict(build_model(seed=1).state_dict())
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.filterwarnings("ignore::thinwire.errors.LossyReduceScatterWarning")
+def test_training_begins_at_weights_that_were_loaded_after_the_loop_was_built(name: str) -> None:
+    late, _ = teams(name)
+    early = Team(KINDS[name], adamw, 2, model=lambda: build_model(seed=1))
+    unaware = Team(KINDS[name], adamw, 2)
+    ends = [
+        [p.clone() for model in team.train(12).models for p in model.parameters()]
+        for team in (late, early, unaware)
+    ]
+    assert same_bits(ends[0], ends[1])
+    assert not same_bits(ends[0], ends[2])
+
+
+def test_it_does_not_if_only_a_dtype_changed_or_an_optimizer_has_stepped() -> None:
+    model, optimizer, outer = alone(diloco(sync_every=2))
+    anchors = [p.detach().clone() for p in model.parameters()]
+    model.bfloat16()
+    with outer.evaluating():
+        pass
+    descend(loss(model, 0, 0), optimizer)
+    outer.step()
+    assert same_bits([*outer.consensus().values()], anchors)
+
+
+def test_hooks_for_the_first_step_are_gone_after_it_and_let_others_run() -> None:
+    model, optimizer, outer = alone(diloco())
+    ran = []
+    optimizer.register_step_pre_hook(lambda *_: ran.append(1))
+    for step in range(2):
+        descend(loss(model, step, 0), optimizer)
+        outer.step()
+    assert len(ran) == 2
+    assert len(optimizer._optimizer_step_pre_hooks) == 1
+
+
+def test_an_evaluation_before_the_first_step_is_of_the_loaded_weights() -> None:
+    model, _, outer = alone(diloco())
+    loaded = build_model(seed=1)
+    model.load_state_dict(loaded.state_dict())
+    with outer.evaluating():
+        assert same_bits([*model.parameters()], [*loaded.parameters()])
+    assert same_bits([*outer.consensus().values()], [*loaded.parameters()])
+
+
+def test_workers_that_load_other_weights_than_each_other_are_told_in_the_first_round() -> None:
+    team = Team(diloco(), adamw, 2)
+    team.models[1].load_state_dict(build_model(seed=1).state_dict())
+    with pytest.raises(tw.MismatchError):
+        team.train(5)
+
+
+@pytest.mark.parametrize("joins_first", [False, True])
+def test_an_elastic_worker_has_to_load_weights_before_it_joins(joins_first: bool) -> None:
+    hub = ElasticHub()
+    player = Player(hub, "a", diloco())
+    meet(hub, [player])
+    loaded = build_model(seed=1).state_dict()
+    for load in (joins_first, not joins_first):
+        _ = player.loop.join() if load else player.model.load_state_dict(loaded)
+    if not joins_first:
+        player.inner(5)
+        assert same_bits([*player.loop.consensus().values()], [*loaded.values()])
+        return
+    with pytest.raises(tw.ConfigurationError, match=r"loaded after this worker had joined.*`with`"):
+        player.inner()

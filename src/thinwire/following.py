@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable, Sequence
 from traceback import walk_stack
 from types import CodeType
@@ -68,6 +69,9 @@ class OptimizerHooks:
     Args:
         optimizers: the worker's, in the order in which they are stepped.
 
+    Attributes:
+        awaits_first_step: whether no optimizer has stepped since `before_first_step`.
+
     >>> OptimizerHooks([]).check_counts_once()
     """
 
@@ -75,6 +79,8 @@ class OptimizerHooks:
         self._optimizers = optimizers
         self._following: torch.utils.hooks.RemovableHandle | None = None
         self._carrying: list[torch.utils.hooks.RemovableHandle] = []
+        self._first: list[torch.utils.hooks.RemovableHandle] = []
+        self.awaits_first_step = False
         self._is_inside = False
 
     def check_counts_once(self) -> None:
@@ -85,6 +91,25 @@ class OptimizerHooks:
             because="it counts the optimizer's steps itself, and each would count twice",
             do="leave out outer.step(), or all but one with block",
         )
+
+    def before_first_step(self, start: Callable[[], None]) -> None:
+        """Call `start`, a method that is held weakly, before the first step of any optimizer."""
+        method, self.awaits_first_step = weakref.WeakMethod(start), bool(self._optimizers)
+
+        @torch._disable_dynamo
+        def before_step(*_: Any) -> None:
+            if self.awaits_first_step and (call := method()) is not None:
+                self.awaits_first_step = False
+                call()
+
+        self._first = [each.register_step_pre_hook(before_step) for each in self._optimizers]
+
+    def forget_first_step(self) -> None:
+        """Remove the hooks of `before_first_step`; a hook cannot remove itself."""
+        self.awaits_first_step = False
+        for handle in self._first:
+            handle.remove()
+        self._first.clear()
 
     def follow(self, step: Callable[[], None]) -> None:
         """Call `step` after every step of the last optimizer.
@@ -156,6 +181,7 @@ class OptimizerHooks:
     def remove(self) -> None:
         """Remove all hooks."""
         self.unfollow()
+        self.forget_first_step()
         for handle in self._carrying:
             handle.remove()
         self._carrying.clear()

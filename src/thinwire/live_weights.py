@@ -152,6 +152,12 @@ class LiveWeights:
         parts = flat.split([s.numel() for s in shards])
         return {n: part.view(s.shape) for n, s, part in zip(names, shards, parts, strict=True)}
 
+    def is_rounded(self, name: str, values: Tensor) -> bool:
+        """Whether the local weights of `name` are `values` up to rounding to either's dtype."""
+        weights = local_shard(self.parameters[name])
+        rounded = values.to(weights.device).to(weights.dtype)
+        return torch.equal(rounded.float(), weights.float())
+
     def write(self, names: Sequence[str], flat: Tensor) -> None:
         """Put `flat` into the local weights, rounded to their dtype."""
         self._copy_in(names, self.unflatten(names, flat).values())

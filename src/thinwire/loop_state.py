@@ -190,6 +190,27 @@ class LoopState:
         self._under_way, self._means = [], []
         self.consensus_counters.restore(state.get(_TRAFFIC, {}))
 
+    def replaced(self) -> list[FragmentState]:
+        """Fragments whose outer parameters and local weights differ by more than rounding."""
+        live, found = self._builder.live, list[FragmentState]()
+        for fragment in self.fragments:
+            anchor = fragment.outer.state_dict().get("anchor")
+            parts = {} if anchor is None else live.unflatten(fragment.fragment.names, anchor)
+            if not all(live.is_rounded(name, part) for name, part in parts.items()):
+                found.append(fragment)
+        return found
+
+    def start_from_weights(self, fragments: Iterable[FragmentState]) -> None:
+        """Take the local weights of `fragments` for their outer parameters, before any round."""
+        with self.lock:
+            for fragment in fragments:
+                weights = self._builder.live.read(fragment.fragment.names)
+                state = fragment.outer.state_dict()
+                fragment.outer.load_state_dict(
+                    {key: weights if key.endswith("anchor") else v for key, v in state.items()}
+                )
+            self._digest, self._under_way, self._means = (-1, ""), [], []
+
     # -- taking over the state of others -----------------------------------------------------------
 
     def load(self, snapshot: Snapshot) -> None:

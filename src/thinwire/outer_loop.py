@@ -185,6 +185,7 @@ class OuterLoop:
         self._peak_sent_bytes = 0
         self._contributions = ContributionLog(self._membership.member)
         self._hooks = OptimizerHooks(self._live.optimizers)
+        self._hooks.before_first_step(self._start)
         self._metrics = WorkerMetrics()
         self._has_joined = self._is_closed = self._moves_weights = False
         try:
@@ -241,6 +242,8 @@ class OuterLoop:
             # What was prefetched is for the next step's fragment; another may be sent first now.
             self._storage.put_away()
         self.join()
+        if self._state.step == 0:
+            self._hooks.forget_first_step()
         state = self._state
         if last:
             if state.ended_at_step != state.step or not self._membership.may_end():
@@ -421,6 +424,7 @@ class OuterLoop:
         self._moves_weights = bool(self.memory()["anchor"])
         if self._moves_weights:
             self._live.claim()
+        self._start_if_new()
         self._membership.join(self._state)
         plan = self._begin_round(Phase.JOIN)
         self._has_joined = True
@@ -431,6 +435,26 @@ class OuterLoop:
                 # Later rounds need this worker's contribution.
                 self._plan = replace(plan, joins=False)
             self.finish()
+
+    @_no_compile
+    def _start(self) -> None:
+        """Begin at the weights there are: trainers load some after the loop was built."""
+        if self._state.step or self._state.version:
+            return
+        self._follow_model()
+        replaced = self._state.replaced()
+        check(
+            not (replaced and self.is_elastic and self._has_joined),
+            "train from weights that were loaded after this worker had joined",
+            because="the other workers have those of before",
+            do="load them before join(), and before a `with` block of the outer loop",
+        )
+        self._state.start_from_weights(replaced)
+
+    def _start_if_new(self) -> None:
+        # After the first step of an optimizer, weights that differ are trained ones.
+        if self._hooks.awaits_first_step:
+            self._start()
 
     def _follow_model(self) -> None:
         # Trainers move the model to the device when they are built, or when training begins.
@@ -583,6 +607,7 @@ class OuterLoop:
             ExchangeError: a peer died, or did not call this.
             NonFiniteError: the outer parameters of this worker are not finite.
         """
+        self._start_if_new()
         return self._state.as_state_dict(self._state.consensus())
 
     def digest(self) -> str:
@@ -605,6 +630,7 @@ class OuterLoop:
         >>> with outer.evaluating():
         ...     y = model(torch.zeros(2))
         """
+        self._start_if_new()
         self._state.begin_consensus()
         return _Evaluation(lambda: self._live.swap_in(self._state.consensus()))
 
