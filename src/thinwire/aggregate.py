@@ -69,7 +69,7 @@ class Payloads:
         """Zeros to add to, fp32 [numel]; with `room`, one vector at a time."""
         if self.room is not None:
             return self.room[: self.numel].zero_()
-        return torch.zeros(self.numel, device=self.payloads[0].device)
+        return torch.zeros(self.numel, dtype=torch.float32, device=self.payloads[0].device)
 
     def coefficients(self, worker: int) -> Tensor:
         """The decoded payload of one worker, before the transform is inverted; read-only."""
@@ -105,7 +105,9 @@ class Payloads:
     def pieces(self, device: torch.device) -> Iterator[tuple[VectorPart, Payloads]]:
         """The payloads of each part of the vector in turn, on `device`."""
         pieces = self.coder.pieces
-        room = torch.empty(max((p.part.numel for p in pieces), default=0), device=device)
+        room = torch.empty(
+            max((p.part.numel for p in pieces), default=0), dtype=torch.float32, device=device
+        )
         # A copy to CUDA has read unpinned memory when the call returns; one from CUDA may not.
         is_up = device.type == "cuda"
         for piece in pieces:
@@ -517,7 +519,9 @@ class ClipNorms(_Around):
             return received
         tensors = len(received.coder.layout.segments)
         scales = [[factors.get(worker, 1.0)] * tensors for worker in range(received.workers)]
-        return received.scaled(torch.tensor(scales, device=received.payloads[0].device))
+        return received.scaled(
+            torch.tensor(scales, dtype=torch.float32, device=received.payloads[0].device)
+        )
 
 
 def _rounded_down(factor: float) -> float:

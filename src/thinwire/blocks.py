@@ -184,7 +184,7 @@ class LazyVector:
 
     def whole(self) -> Tensor:
         """All of it, as a new fp32 [numel]."""
-        out = torch.empty(self.numel, device=self.device)
+        out = torch.empty(self.numel, dtype=torch.float32, device=self.device)
         for part in spans(0, self.numel, block_numel(self.device)):
             self.read(part, part.read(out))
         return out
@@ -212,7 +212,7 @@ class StreamedVector:
 
     def whole(self) -> Tensor:
         """All of it, as a new fp32 [numel]; places that no block holds are zero."""
-        out = torch.zeros(self.numel, device=self.device)
+        out = torch.zeros(self.numel, dtype=torch.float32, device=self.device)
         for part, values in self.blocks():
             part.write(out, values)
         return out

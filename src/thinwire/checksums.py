@@ -103,7 +103,7 @@ def checksums(bodies: Sequence[Tensor], total: Tensor | None = None) -> list[int
     sums = [column_sums(body) for body in bodies]
     if total is not None:
         sums.append(total.isfinite().to(torch.int64).reshape(1))
-    found = (torch.cat(sums) if sums else torch.zeros(0)).cpu()
+    found = (torch.cat(sums) if sums else torch.zeros(0, device="cpu")).cpu()
     if total is not None and not bool(found[-1]):
         refuse_vector()
     rows = (found[i * _COLUMNS : (i + 1) * _COLUMNS] for i in range(len(bodies)))

@@ -38,7 +38,7 @@ class FeedbackState:
             NonFiniteError: `delta` or its sum with the residual is not finite. Raised only on a
                 CPU, where the check needs no synchronisation.
         """
-        totals = [torch.zeros((), device=out.device)]
+        totals = [torch.zeros((), dtype=torch.float32, device=out.device)]
         for piece in codec.pieces:
             payload = out[piece.where]
             numbers = piece.codec.as_numbers(payload)
@@ -108,7 +108,7 @@ class _Residual(FeedbackState):
         if out.is_cpu and not delta.is_finite():
             refuse_vector()
         residual = self._memory.fetch()
-        totals = [torch.zeros((), device=out.device)]
+        totals = [torch.zeros((), dtype=torch.float32, device=out.device)]
         for piece in codec.pieces:
             part = piece.part.read(residual)
             piece.codec.encode_feedback_to(

@@ -259,7 +259,10 @@ class FragmentState:
             state = {"outer": self.shared(), "exchange": feedback, "in_flight": []}
             return state | self.shared_facts()
         blanks = (
-            {"messages": self.exchange.blank(), "anchor": torch.zeros(8, dtype=torch.uint8)}
+            {
+                "messages": self.exchange.blank(),
+                "anchor": torch.zeros(8, dtype=torch.uint8, device="cpu"),
+            }
             | {"round": 0, "sent_at_step": 0, "due_step": 0}
             for _ in range(self._saved_rounds)
         )
@@ -412,7 +415,7 @@ def _saved(pending: PendingRound) -> dict[str, Any]:
     anchor = list(pending.tag.anchor.ljust(8, b"\0"))
     return {
         "messages": dict(pending.messages),
-        "anchor": torch.tensor(anchor, dtype=torch.uint8),
+        "anchor": torch.tensor(anchor, dtype=torch.uint8, device="cpu"),
         "round": pending.tag.round,
         "sent_at_step": pending.sent_at_step,
         "due_step": pending.due_step,

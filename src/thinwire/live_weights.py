@@ -311,7 +311,7 @@ class LiveVector:
         self.numel = self.starts[-1]
         self._pieces = WeakKeyDictionary[VectorPart, list[tuple[int, VectorPart]]]()
         # Kept between rounds: fresh memory costs a CPU more than the arithmetic in it.
-        self._scratch = torch.empty(0)
+        self._scratch = torch.empty(0, dtype=torch.float32, device="cpu")
 
     def open(self) -> OpenWeights:
         """The weights, to be read and written in place; `close()` them after writing."""
@@ -330,9 +330,9 @@ class LiveVector:
     def scratch(self, numel: int) -> Tensor:
         """Memory for `numel` numbers of fp32, valid until the next call."""
         if self.live.device.type != "cpu":  # torch itself caches a GPU's memory
-            return torch.empty(numel, device=self.live.device)
+            return torch.empty(numel, dtype=torch.float32, device=self.live.device)
         if self._scratch.numel() < numel:
-            self._scratch = torch.empty(numel)
+            self._scratch = torch.empty(numel, dtype=torch.float32, device="cpu")
         return self._scratch[:numel]
 
 

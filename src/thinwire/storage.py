@@ -206,7 +206,9 @@ class StatePlacement:
 
     def zeros(self, numel: int) -> StoredTensor:
         """Keep `numel` zeros of fp32."""
-        return self.keep(torch.zeros(numel, device="cpu" if self.on_host else self.device))
+        return self.keep(
+            torch.zeros(numel, dtype=torch.float32, device="cpu" if self.on_host else self.device)
+        )
 
     def put_away(self) -> None:
         """Release everything that was prefetched and not fetched."""
@@ -285,7 +287,7 @@ class BufferPool:
                     self._buffers.append(buffer)
                 if not is_shared and buffer.numel() >= nbytes:
                     return buffer[:nbytes]
-            self._buffers.append(torch.empty(nbytes, dtype=torch.uint8))
+            self._buffers.append(torch.empty(nbytes, dtype=torch.uint8, device="cpu"))
             return self._buffers[-1][:nbytes]
 
     def clear(self) -> None:
@@ -301,7 +303,7 @@ def _use_count(buffer: Tensor) -> int:
 @cache
 def _unshared() -> int:
     """The use count of memory that belongs to one tensor."""
-    return _use_count(torch.empty(1))
+    return _use_count(torch.empty(1, device="cpu"))
 
 
 class HostCopy:
@@ -320,7 +322,9 @@ class HostCopy:
 
     def __init__(self, tensor: Tensor) -> None:
         self._wait: Callable[[], None] | None = None
-        self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        self._host = torch.empty(
+            tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda
+        )
         if not tensor.is_cuda:
             self._host.copy_(tensor)
             return

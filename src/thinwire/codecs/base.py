@@ -143,7 +143,7 @@ class BoundCodec(ABC):
         Without a transform they are the vector itself. With one, each row of the vector is replaced
         by its coefficients.
         """
-        out = torch.zeros(self.layout.numel, device=payload.device)
+        out = torch.zeros(self.layout.numel, dtype=torch.float32, device=payload.device)
         self.add_to(out, [payload], weight=1.0, round=round)
         return out
 
@@ -224,14 +224,14 @@ class PiecewiseCodec(BoundCodec):
         """The coefficients of all pieces."""
         if not self._is_exact:
             return super().coefficients(payload, round)
-        out = torch.zeros(self.layout.numel, device=payload.device)
+        out = torch.zeros(self.layout.numel, dtype=torch.float32, device=payload.device)
         for piece, (sent,) in self._split([payload]):
             piece.part.write(out, piece.codec.coefficients(sent, round))
         return out
 
     def largest(self, payload: Tensor, round: int = 0) -> Tensor:
         """The largest of all pieces."""
-        found = [torch.zeros((), device=payload.device)]
+        found = [torch.zeros((), dtype=torch.float32, device=payload.device)]
         found += [piece.codec.largest(sent, round) for piece, (sent,) in self._split([payload])]
         return torch.stack(found).amax()
 

@@ -265,5 +265,10 @@ class Stochastic(Rounding):
     def offsets(self, like: Tensor, key: RoundKey) -> Tensor:
         """One number for each, drawn on the host so that every device draws the same."""
         state = (self.seed * 1_000_003 + key.round) * 1_000_003 + key.row
-        draws = torch.rand(like.shape, generator=torch.Generator().manual_seed(state % 2**63))
+        draws = torch.rand(
+            like.shape,
+            generator=torch.Generator().manual_seed(state % 2**63),
+            dtype=torch.float32,
+            device="cpu",
+        )
         return draws.to(like.device)

@@ -223,4 +223,6 @@ class E3M0(GroupedCodec):
 def _signed_magnitudes(device: torch.device) -> Tensor:
     """The levels of all codes for a scale of 1."""
     magnitudes = [0.0, *(2.0**-e for e in range(6, -1, -1))]
-    return torch.tensor([*magnitudes, *(-m for m in magnitudes)], device=device)
+    return torch.tensor(
+        [*magnitudes, *(-m for m in magnitudes)], dtype=torch.float32, device=device
+    )

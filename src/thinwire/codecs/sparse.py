@@ -266,4 +266,4 @@ class RandomK(_KOfEach):
         """The places of the first row, moved on by one from row to row: int64 [rows, k]."""
         k = self.k_of(columns)
         first = random_places(columns=columns, k=k, seed=self.seed, round_number=key.round)
-        return (first + key.row + torch.arange(rows)[:, None]) % columns
+        return (first + key.row + torch.arange(rows, device="cpu")[:, None]) % columns

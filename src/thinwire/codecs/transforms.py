@@ -67,7 +67,8 @@ class DCT(Transform):
 
     def matrix(self, n: int) -> Tensor:
         """The cosines."""
-        i, j = torch.arange(n, dtype=torch.float64)[:, None], torch.arange(n, dtype=torch.float64)
+        j = torch.arange(n, dtype=torch.float64, device="cpu")
+        i = j[:, None]
         cosines = (torch.pi * i * (2 * j + 1) / (2 * n)).cos() * (2 / n) ** 0.5
         cosines[0] /= 2**0.5
         return cosines
@@ -95,7 +96,7 @@ class Hadamard(Transform):
 
 
 def _sylvester(n: int) -> Tensor:
-    signs = torch.ones(1, 1, dtype=torch.float64)
+    signs = torch.ones(1, 1, dtype=torch.float64, device="cpu")
     while len(signs) < n:
         signs = torch.cat([torch.cat([signs, signs], 1), torch.cat([signs, -signs], 1)])
     return signs / n**0.5

@@ -57,7 +57,7 @@ _SMALL = 4096  # bytes: about the size of an object that is not a message
 
 def absent_message() -> Tensor:
     """The empty message that replaces one that did not arrive in time."""
-    return torch.empty(0, dtype=torch.uint8)
+    return torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def _keep(path: Path, piece: Tensor) -> None:

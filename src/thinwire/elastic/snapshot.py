@@ -118,5 +118,5 @@ def _tensor(
 ) -> Tensor:
     start, end = data_offsets
     if start == end:  # `frombuffer` refuses an empty buffer
-        return torch.empty(shape, dtype=_KINDS[dtype])
+        return torch.empty(shape, dtype=_KINDS[dtype], device="cpu")
     return torch.frombuffer(data[start:end], dtype=_KINDS[dtype]).view(tuple(shape))

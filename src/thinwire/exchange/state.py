@@ -408,7 +408,9 @@ class ExchangeState:
     def blank(self) -> dict[str, Tensor]:
         """Messages with the names and sizes that `encode` gives them, all zeros."""
         sizes = self.sizes.messages.items()
-        return {name: torch.zeros(nbytes, dtype=torch.uint8) for name, nbytes in sizes}
+        return {
+            name: torch.zeros(nbytes, dtype=torch.uint8, device="cpu") for name, nbytes in sizes
+        }
 
     def _sealed(
         self, messages: Sequence[Tensor], tag: RoundTag, kind: int, found: Sequence[int]
@@ -702,7 +704,7 @@ class ExchangeState:
         owner = self._owner.state_dict() if self._owner else {}
         if not owner and not all(states):
             return None
-        whole = torch.zeros(self._context.layout.numel)
+        whole = torch.zeros(self._context.layout.numel, dtype=torch.float32, device="cpu")
         for at, state in zip(self._places, states, strict=True):
             whole[at] = state.get("residual", whole[at])
         if owner:

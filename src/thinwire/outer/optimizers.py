@@ -181,7 +181,7 @@ class AdamW(ElementwiseOptimizer):
     def buffers(self, like: Tensor) -> dict[str, Tensor]:
         """A step count of 0 and two moments of zeros."""
         moments = {name: torch.zeros_like(like) for name in ("exp_avg", "exp_avg_sq")}
-        return {"step": torch.tensor(0.0), **moments}
+        return {"step": torch.tensor(0.0, dtype=torch.float32, device="cpu"), **moments}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -236,7 +236,9 @@ class ByWorkerCount(OuterOptimizer):
 
     def rule(self, workers: int) -> ElementwiseOptimizer:
         """As `at`, with the buffers of all rows, so that K may change later."""
-        buffers = {tuple(optimizer.buffers(torch.empty(0))) for _, optimizer in self.table}
+        buffers = {
+            tuple(optimizer.buffers(torch.empty(0, device="cpu"))) for _, optimizer in self.table
+        }
         row = self.at(workers)
         return row if len(buffers) == 1 else _RowOfTable(table=self, row=row)
 
@@ -349,7 +351,7 @@ class DelayedNesterov(ElementwiseOptimizer):
     def buffers(self, like: Tensor) -> dict[str, Tensor]:
         """m and S of zeros, and a count of 0 arrivals."""
         vectors = {name: torch.zeros_like(like) for name in ("momentum_buffer", "arrived_sum")}
-        return {"step": torch.tensor(0), **vectors}
+        return {"step": torch.tensor(0, device="cpu"), **vectors}
 
 
 class _OwnDeltaState(DelayState):

@@ -483,7 +483,7 @@ class _EagerState(DelayState):
         blanks = (torch.zeros_like(self.flat_anchor()) for _ in range(2))
         sent = [*(kept.stored() for kept in self._sent), *blanks][:2]
         places = {f"sent.{place}": delta for place, delta in enumerate(sent)}
-        count = {"sent.count": torch.tensor(len(self._sent))}
+        count = {"sent.count": torch.tensor(len(self._sent), device="cpu")}
         return super().state_dict() | own | count | places
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

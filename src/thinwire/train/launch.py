@@ -263,7 +263,7 @@ def _groups_of(config: TrainConfig, everyone: Transport) -> tuple[Transport, Ran
     machine = config.machine
     if machine.worker_size == 1:
         return everyone, Ranks()
-    grid = torch.arange(everyone.world_size).view(config.workers, machine.worker_size)
+    grid = torch.arange(everyone.world_size, device="cpu").view(config.workers, machine.worker_size)
     timeout = datetime.timedelta(seconds=machine.timeout_s)
     split: Any = partial(dist.new_subgroups_by_enumeration, timeout=timeout)
     across, inside = (split(groups.tolist())[0] for groups in (grid.T, grid))

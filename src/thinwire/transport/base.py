@@ -172,7 +172,11 @@ def bytes_tensor(raw: bytes | bytearray) -> Tensor:
     ([97, 98], 0)
     """
     # torch refuses an empty buffer.
-    return torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0).byte()
+    return (
+        torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+        if raw
+        else torch.empty(0, dtype=torch.uint8, device="cpu")
+    )
 
 
 # -- running one -----------------------------------------------------------------------------------

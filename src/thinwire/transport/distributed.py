@@ -183,7 +183,7 @@ class Distributed(Transport):
             received = yield to_all(mine, self.rank, self.world_size)
             return lambda: {self.rank: mine} | {r: each.cpu() for r, each in received.items()}
 
-        length = torch.tensor([len(card)], dtype=torch.int64).view(torch.uint8)
+        length = torch.tensor([len(card)], dtype=torch.int64, device="cpu").view(torch.uint8)
         found = self.run(gathered(length), tag).wait()
         lengths = {rank: int(each.view(torch.int64)) for rank, each in found.items()}
         cards = self.run(gathered(bytes_tensor(card.ljust(max(1, *lengths.values())))), tag).wait()

@@ -83,7 +83,9 @@ class GlooMessages:
     def _carry(self, post: Post, step: int) -> Wait:
         if post.is_to_all(self._world_size):
             return self._ring(next(iter(post.to.values())), (step, "gather"))
-        received = {s: torch.empty(n, dtype=torch.uint8) for s, n in post.take.items()}
+        received = {
+            s: torch.empty(n, dtype=torch.uint8, device="cpu") for s, n in post.take.items()
+        }
         # Each worker starts with another receiver, or all would send to worker 0 first.
         distances = range(1, self._world_size)
         after = [(self._rank + distance) % self._world_size for distance in distances]
@@ -105,7 +107,7 @@ class GlooMessages:
         gloo closes them once any message times out, so this waits briefly for a message that nobody
         sends.
         """
-        never_sent = torch.empty(1, dtype=torch.uint8)
+        never_sent = torch.empty(1, dtype=torch.uint8, device="cpu")
         for distance in range(1, self._world_size):
             with contextlib.suppress(RuntimeError, ValueError):
                 peer = (self._rank + distance) % self._world_size

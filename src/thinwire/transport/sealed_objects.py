@@ -110,7 +110,7 @@ class SealedObjects:
             payload = None if raw is None else self.opened(raw, name or key)
             if raw is None or (payload is not None and is_sound(payload)):
                 return payload
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def mark(self, key: str, text: str) -> str:
         """Suffix for the name of object `key` that tells whether the object says `text`.

@@ -77,15 +77,15 @@ def _kernel(
     def largest(records: Tensor) -> Tensor:
         wrong, bits = run_largest(records.numpy(), *to_add)
         refuse(wrong)
-        return torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+        return torch.tensor(bits, dtype=torch.int32, device="cpu").view(torch.float32)
 
     def refuse(wrong: int) -> None:
         if wrong:  # only Top-k records can be
             raise no_indices(CHUNK, to_add[0])
 
     # Compiled now, and not in the middle of the first round.
-    rows = torch.empty(0, CHUNK)
-    records = torch.empty(0, codec.record_nbytes(CHUNK), dtype=torch.uint8)
+    rows = torch.empty(0, CHUNK, dtype=torch.float32, device="cpu")
+    records = torch.empty(0, codec.record_nbytes(CHUNK), dtype=torch.uint8, device="cpu")
     encode(rows, records, None, 1.0)
     add(rows, [records], 1.0, None)
     if run_largest is None:  # torch reads a few levels per row just as fast

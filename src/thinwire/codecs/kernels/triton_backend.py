@@ -75,7 +75,7 @@ def _dense(run: Callable[..., None], nbytes: int, bits: int, value_of: Any) -> R
     def add(out: Tensor, records: Sequence[Tensor], weight: float, counts: Tensor | None) -> None:
         # Addresses of the workers' records, copied without waiting for the device: one kernel then
         # reads any number of payloads in place.
-        begins = torch.tensor([r.data_ptr() for r in records], pin_memory=out.is_cuda)
+        begins = torch.tensor([r.data_ptr() for r in records], device="cpu", pin_memory=out.is_cuda)
         begins = begins.to(out.device, non_blocking=True)
         constants = {"head": nbytes - 512 * bits, "bits": bits, "value_of": value_of}
         launch(dense.add, len(out), out, begins, len(records), weight, **constants)
@@ -93,7 +93,7 @@ def _sparse(nbytes: int, k: int, bits: int) -> RowKernel:
     def encode(x: Tensor, out: Tensor, delta: Tensor | None, decay: float) -> None:
         """Choose, then write: numbers change lanes between the two, through memory."""
         places = torch.empty(len(x) * k, dtype=torch.int32, device=x.device)
-        kept = torch.empty(len(x) * k, device=x.device)
+        kept = torch.empty(len(x) * k, dtype=torch.float32, device=x.device)
         launch(topk.choose, len(x), x, delta, decay, places, kept, k=k)
         launch(topk.write, len(x), x, out, places, kept, bits=bits, **constants)
 

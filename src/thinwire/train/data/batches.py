@@ -51,7 +51,7 @@ def _permutation(windows: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     # Neighbouring seeds and epochs must not collide as seed + epoch would.
     digest = hashlib.sha256(f"thinwire windows {seed} {epoch}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    order = torch.randperm(windows, generator=generator).numpy()
+    order = torch.randperm(windows, generator=generator, device="cpu").numpy()
     order.flags.writeable = False
     return order
 
