@@ -15,6 +15,9 @@ from thinwire.errors import CheckpointError, check
 
 _KEY = "thinwire"
 _HOOKED_STEP = "Optimizer.profile_hook_step.<locals>.wrapper"
+# Code that torch.compile traces may round differently: the bits of a round, and of its messages,
+# would depend on whether and where a worker compiles. torch.compiler.disable is slow to import.
+no_compile = torch._disable_dynamo  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 _SCALED_STEP: CodeType = torch.amp.GradScaler.step.__code__
 
 
@@ -96,7 +99,7 @@ class OptimizerHooks:
         """Call `start`, a method that is held weakly, before the first step of any optimizer."""
         method, self.awaits_first_step = weakref.WeakMethod(start), bool(self._optimizers)
 
-        @torch._disable_dynamo
+        @no_compile
         def before_step(*_: Any) -> None:
             if self.awaits_first_step and (call := method()) is not None:
                 self.awaits_first_step = False

@@ -20,7 +20,7 @@ from thinwire.errors import (
     RoundDiscarded,
     check,
 )
-from thinwire.following import OptimizerHooks
+from thinwire.following import OptimizerHooks, no_compile
 from thinwire.fragment_state import FragmentBuilder, FragmentState, PendingRound
 from thinwire.handshake import check_descriptions, check_same_run, digest, encode_description
 from thinwire.live_weights import LiveWeights, local_shard
@@ -47,11 +47,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 _LOG = logging.getLogger(__name__)
-
-
-# Code that torch.compile traces may round differently: the bits of a round, and of its messages,
-# would depend on whether and where a worker compiles. torch.compiler.disable is slow to import.
-_no_compile = torch._disable_dynamo  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -224,7 +219,7 @@ class OuterLoop:
         self.begin()
         self.finish()
 
-    @_no_compile
+    @no_compile
     def begin(self, *, last: bool = False) -> None:
         """Count an inner step, and send every fragment that is due.
 
@@ -257,7 +252,7 @@ class OuterLoop:
         plan = self._begin_round(Phase.ROUND) if is_round else None
         self._send_for(Phase.ROUND if plan is None else plan.phase)
 
-    @_no_compile
+    @no_compile
     def finish(self) -> None:
         """Wait for the payloads of the rounds that are due, and take their outer steps.
 
@@ -436,7 +431,7 @@ class OuterLoop:
                 self._plan = replace(plan, joins=False)
             self.finish()
 
-    @_no_compile
+    @no_compile
     def _start(self) -> None:
         """Begin at the weights there are: trainers load some after the loop was built."""
         if self._state.step or self._state.version:
