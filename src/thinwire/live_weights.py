@@ -152,11 +152,14 @@ class LiveWeights:
         parts = flat.split([s.numel() for s in shards])
         return {n: part.view(s.shape) for n, s, part in zip(names, shards, parts, strict=True)}
 
-    def is_rounded(self, name: str, values: Tensor) -> bool:
-        """Whether the local weights of `name` are `values` up to rounding to either's dtype."""
-        weights = local_shard(self.parameters[name])
-        rounded = values.to(weights.device).to(weights.dtype)
-        return torch.equal(rounded.float(), weights.float())
+    def differs_from(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Whether any local weights are not `values`, rounded to either's dtype: a bool []."""
+        found = list[Tensor]()
+        for name, value in values.items():
+            weights = local_shard(self.parameters[name])
+            rounded = value.to(weights.device).to(weights.dtype)
+            found.append((rounded.float() != weights.float()).any().to(self.device))
+        return torch.stack(found).any()
 
     def write(self, names: Sequence[str], flat: Tensor) -> None:
         """Put `flat` into the local weights, rounded to their dtype."""
@@ -237,23 +240,28 @@ class LiveWeights:
     def check_no_copies(self) -> None:
         """Raise `ConfigurationError` if an optimizer keeps a copy of the weights in its state.
 
-        Such a state is nearer to the weights than half their norm. Call this from the third inner
-        step on: on a parabola, a momentum equals the weights after one step, but not after three.
-        Looks at each optimizer once, when it has state.
+        Such a state is nearer to the weights than half their norm; fewer than 64 numbers may be by
+        chance. Call this from the third inner step on: on a parabola, a momentum equals the weights
+        after one step, but not after three. Looks at each optimizer once, when it has state.
         """
         for optimizer in [each for each in self.unsearched if each.state]:
             self.unsearched.remove(optimizer)
-            distances, norms = defaultdict[str, Any](float), defaultdict[str, Any](float)
+            sizes, sums = defaultdict[str, int](int), defaultdict[str, list[Tensor]](list)
             kept = ((p, its) for p, its in optimizer.state.items() if isinstance(its, Mapping))
             for p, name, value in ((p, *each) for p, its in kept for each in its.items()):
                 # A count of steps has no dimensions, like some parameters.
                 if isinstance(value, Tensor) and value.shape == p.shape and p.dim():
                     weights = local_shard(p).float()
-                    distances[name] += (local_shard(value).to(weights) - weights).square().sum()
-                    norms[name] += weights.square().sum()
-            for name, norm in norms.items():
+                    away = local_shard(value).to(weights) - weights
+                    both = torch.stack([away.square().sum(), weights.square().sum()])
+                    sums[name].append(both.to(self.device))
+                    sizes[name] += weights.numel()
+            names = [name for name, size in sizes.items() if size >= 64]
+            totals = [torch.stack(sums[name]).sum(0) for name in names]
+            found = torch.stack(totals).tolist() if totals else []
+            for name, (distance, norm) in zip(names, found, strict=True):
                 check(
-                    not distances[name] < norm / 4,
+                    not distance < norm / 4,
                     f"exchange weights that {type(optimizer).__name__} trains",
                     because=f"its state {name!r} is a copy of the weights, which would take them "
                     "back after an outer step",

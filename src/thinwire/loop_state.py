@@ -192,13 +192,14 @@ class LoopState:
 
     def replaced(self) -> list[FragmentState]:
         """Fragments whose outer parameters and local weights differ by more than rounding."""
-        live, found = self._builder.live, list[FragmentState]()
-        for fragment in self.fragments:
-            anchor = fragment.outer.state_dict().get("anchor")
-            parts = {} if anchor is None else live.unflatten(fragment.fragment.names, anchor)
-            if not all(live.is_rounded(name, part) for name, part in parts.items()):
-                found.append(fragment)
-        return found
+        live = self._builder.live
+        states = [(f, f.outer.state_dict()) for f in self.fragments]
+        anchored = [(f, state["anchor"]) for f, state in states if "anchor" in state]
+        if not anchored:  # gradients are averaged
+            return []
+        found = (live.differs_from(live.unflatten(f.fragment.names, a)) for f, a in anchored)
+        differ = torch.stack(list(found)).tolist()
+        return [f for (f, _), differs in zip(anchored, differ, strict=True) if differs]
 
     def start_from_weights(self, fragments: Iterable[FragmentState]) -> None:
         """Take the local weights of `fragments` for their outer parameters, before any round."""

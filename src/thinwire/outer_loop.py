@@ -236,7 +236,7 @@ class OuterLoop:
         if last:
             # What was prefetched is for the next step's fragment; another may be sent first now.
             self._storage.put_away()
-        self.join()
+        self._join()
         if self._state.step == 0:
             self._hooks.forget_first_step()
         state = self._state
@@ -412,6 +412,12 @@ class OuterLoop:
             ConfigurationError: another outer loop trains one of the parameters, or the model was
             moved to another device while a round was under way.
         """
+        # After the first step of an optimizer, weights that differ are trained ones.
+        if self._hooks.awaits_first_step:
+            self._start()
+        self._join()
+
+    def _join(self) -> None:
         self._follow_model()
         if self._has_joined:
             return
@@ -419,7 +425,6 @@ class OuterLoop:
         self._moves_weights = bool(self.memory()["anchor"])
         if self._moves_weights:
             self._live.claim()
-        self._start_if_new()
         self._membership.join(self._state)
         plan = self._begin_round(Phase.JOIN)
         self._has_joined = True
@@ -445,11 +450,6 @@ class OuterLoop:
             do="load them before join(), and before a `with` block of the outer loop",
         )
         self._state.start_from_weights(replaced)
-
-    def _start_if_new(self) -> None:
-        # After the first step of an optimizer, weights that differ are trained ones.
-        if self._hooks.awaits_first_step:
-            self._start()
 
     def _follow_model(self) -> None:
         # Trainers move the model to the device when they are built, or when training begins.
@@ -602,7 +602,8 @@ class OuterLoop:
             ExchangeError: a peer died, or did not call this.
             NonFiniteError: the outer parameters of this worker are not finite.
         """
-        self._start_if_new()
+        if self._hooks.awaits_first_step:
+            self._start()
         return self._state.as_state_dict(self._state.consensus())
 
     def digest(self) -> str:
@@ -625,7 +626,8 @@ class OuterLoop:
         >>> with outer.evaluating():
         ...     y = model(torch.zeros(2))
         """
-        self._start_if_new()
+        if self._hooks.awaits_first_step:
+            self._start()
         self._state.begin_consensus()
         return _Evaluation(lambda: self._live.swap_in(self._state.consensus()))
 
