@@ -2,12 +2,12 @@
 
 python benchmarks/wire_claims.py OUT       resumable; about two minutes a run on two cores
 
-Model, data and batch are the laptop recipe's, K=4, with a warm-up of 40 steps. The uncompressed
-methods were tuned at this length over two to four inner rates. The compressed ones inherit their
-settings; SparseLoCo, which needs a higher rate, had three. Only arms with few rounds of one bit
-have a search of their own (claim_tuning.py). Arms that decide nothing have one seed, and two arms
-that three seeds could not rank have six. `wire_claims.py OUT ARM ARM` runs only these arms, keeps
-the rows of all others, and keeps existing seeds if some are missing.
+Model, data and batch are the laptop recipe's, K=4, with a warm-up of 40 steps. Methods without a
+code, and few rounds of one bit, have a search of their own at this length (claim_tuning.py). Other
+codes have the recipe's settings; SparseLoCo, which needs a higher rate, had three. Arms that decide
+nothing have one seed, and two arms that three seeds could not rank have six. `wire_claims.py OUT
+ARM ARM` runs only these arms, keeps the rows of all others, and keeps existing seeds if some are
+missing.
 """
 
 import dataclasses
@@ -67,10 +67,8 @@ def with_interval(config: TrainConfig, every: int) -> TrainConfig:
 
 def arms() -> dict[str, tuple[TrainConfig, tuple[int, ...]]]:
     return {
-        "ddp, AdamW": (arm("ddp"), SIX_SEEDS),
-        "ddp, Muon": (with_muon(arm("ddp")), SEEDS),
-        "diloco": (arm("diloco", lr=8e-3), SEEDS),
-        "muloco": (arm("muloco"), SEEDS),
+        "ddp, AdamW": (searched("ddp, AdamW"), SIX_SEEDS),
+        **{name: (searched(name), SEEDS) for name in ("ddp, Muon", "diloco", "muloco")},
         "muloco, 2 bit": (arm("muloco:bits=2"), SEEDS),
         **{
             f"muloco, 1 bit, H={every}": (with_interval(arm("muloco:bits=1"), every), SEEDS)
@@ -90,9 +88,15 @@ def arms() -> dict[str, tuple[TrainConfig, tuple[int, ...]]]:
     }
 
 
-def front() -> dict[str, TrainConfig]:
-    """Few rounds of one bit, where their search begins: no feedback, and longer outer steps."""
-    found = dict[str, TrainConfig]()
+def starts() -> dict[str, TrainConfig]:
+    """Arms with a search, where it begins; few rounds of one bit without feedback, and with longer
+    outer steps."""
+    found = {
+        "ddp, AdamW": long(arm("ddp")),
+        "ddp, Muon": long(with_muon(arm("ddp"))),
+        "diloco": long(arm("diloco", lr=8e-3)),
+        "muloco": long(arm("muloco")),
+    }
     for name, (every, head) in FRONT.items():
         codec = Quantise(bits=1)
         codec = codec if head == 1 else PerRole(default=codec, head=Quantise(bits=head))
@@ -110,20 +114,20 @@ def chosen() -> dict[str, Any]:
 
 
 def searched(name: str) -> TrainConfig:
-    config, settings = front()[name], chosen()[name]["chosen"]
+    config, settings = starts()[name], chosen()[name]["chosen"] if name in chosen() else {}
     return dataclasses.replace(config, method=with_settings(config.method, settings))
 
 
 def search_missing(out: Path, only: list[str]) -> None:
     missing = {
         name: config
-        for name, config in front().items()
+        for name, config in starts().items()
         if name not in chosen() and (not only or name in only)
     }
     for name, row in search_all(missing, out / "tuning", jobs=2, known={}):
         rows = chosen() | {name: row}
         what = f"as in claims-small-tuning.json, {STEPS} steps"
-        rows = {arm: rows[arm] for arm in FRONT if arm in rows}
+        rows = {arm: rows[arm] for arm in starts() if arm in rows}
         write_json(TUNING, {"what": what, "rows": rows})
         print(f"{name}: {row['chosen']}, {row['why']}", flush=True)
 

@@ -356,7 +356,8 @@ class MedianNormClip(_Around):
     # Most workers have a tensor above its median, so `clipped` does not list them.
     def _changed(self, received: Payloads) -> Payloads:
         norms = received.segment_norms(received.payloads[0].device)
-        median = norms.median(0).values
+        # Not median(), which torch.use_deterministic_algorithms() refuses on a GPU.
+        median = norms.sort(0).values[(len(norms) - 1) // 2]
         scales = torch.where(norms > median, median / norms, torch.ones_like(norms))
         return received.scaled(scales.float())
 
