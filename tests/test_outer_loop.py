@@ -6,6 +6,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
 
 import thinwire as tw
 from elastic_hub import Player, meet
@@ -485,6 +486,17 @@ def test_it_does_not_if_only_a_dtype_changed_or_an_optimizer_has_stepped() -> No
     descend(loss(model, 0, 0), optimizer)
     outer.step()
     assert same_bits([*outer.consensus().values()], anchors)
+
+
+def test_a_step_that_only_makes_the_optimizer_s_state_is_not_the_first() -> None:
+    model, optimizer, outer = alone(diloco(sync_every=2))
+    get_state_dict(model, optimizer)
+    assert optimizer.state
+    loaded = build_model(seed=1)
+    model.load_state_dict(loaded.state_dict())
+    descend(loss(model, 0, 0), optimizer)
+    outer.step()
+    assert same_bits([*outer.consensus().values()], [*loaded.parameters()])
 
 
 def test_hooks_for_the_first_step_are_gone_after_it_and_let_others_run() -> None:

@@ -96,13 +96,18 @@ class OptimizerHooks:
         )
 
     def before_first_step(self, start: Callable[[], None]) -> None:
-        """Call `start`, a method that is held weakly, before the first step of any optimizer."""
+        """Call `start`, a method that is held weakly, before the first step of any optimizer.
+
+        Steps with a learning rate of 0, which move nothing, are not the last to call it.
+        """
         method, self.awaits_first_step = weakref.WeakMethod(start), bool(self._optimizers)
 
         @no_compile
-        def before_step(*_: Any) -> None:
+        def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             if self.awaits_first_step and (call := method()) is not None:
-                self.awaits_first_step = False
+                # torch.distributed.checkpoint steps with rate 0 to make an optimizer's state.
+                rates = [group.get("lr", 1.0) for group in optimizer.param_groups]
+                self.awaits_first_step = not any(rates)
                 call()
 
         self._first = [each.register_step_pre_hook(before_step) for each in self._optimizers]
