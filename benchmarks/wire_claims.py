@@ -2,12 +2,12 @@
 
 python benchmarks/wire_claims.py OUT       resumable; about two minutes a run on two cores
 
-Model, data and batch are the laptop recipe's, K=4, with a warm-up of 40 steps. Methods without a
-code, and few rounds of one bit, have a search of their own at this length (claim_tuning.py). Other
-codes have the recipe's settings; SparseLoCo, which needs a higher rate, had three. Arms that decide
-nothing have one seed, and two arms that three seeds could not rank have six. `wire_claims.py OUT
-ARM ARM` runs only these arms, keeps the rows of all others, and keeps existing seeds if some are
-missing.
+Model, data and batch are the laptop recipe's, K=4, with a warm-up of 40 steps. Data parallelism,
+and few rounds of one bit, have a search of their own at this length (claim_tuning.py); the next run
+without names makes those of DiLoCo and MuLoCo, which had two to four inner rates. Other codes have
+the recipe's settings; SparseLoCo, which needs a higher rate, had three. Arms that decide nothing
+have one seed, and two arms that three seeds could not rank have six. `wire_claims.py OUT ARM ARM`
+runs only these arms, keeps the rows of all others, and keeps existing seeds if some are missing.
 """
 
 import dataclasses

@@ -276,7 +276,7 @@ def test_no_optimizer_of_torch_is_taken_for_one_that_keeps_copies(
     kind: type[torch.optim.Optimizer],
 ) -> None:
     # A parabola's gradients are its weights, and 1 is the count of steps at first.
-    model = nn.ParameterDict({"one": torch.ones(()), "many": torch.linspace(-1, 2, 7)})
+    model = nn.ParameterDict({"one": torch.ones(()), "many": torch.linspace(-1, 2, 70)})
     slots = {"momentum": 0.9} if kind in (torch.optim.SGD, torch.optim.RMSprop) else {}
     steps = kind(model.parameters(), lr=1e-3, **slots)
     outer = tw.OuterLoop(model, steps, tw.presets.diloco())

@@ -454,19 +454,12 @@ KINDS = {
 }
 
 
-def teams(name: str, workers: int = 2) -> tuple[Team, Team]:
-    """Two teams with other weights than those that they were built with."""
-    options = {"outer_device": "cpu"} if name == "on the host" else {}
-    found = [Team(KINDS[name], adamw, workers, **options) for _ in range(2)]
-    for model in (model for team in found for model in team.models):
-        model.load_state_dict(build_model(seed=1).state_dict())
-    return found[0], found[1]
-
-
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.filterwarnings("ignore::thinwire.errors.LossyReduceScatterWarning")
 def test_training_begins_at_weights_that_were_loaded_after_the_loop_was_built(name: str) -> None:
-    late, _ = teams(name)
+    late = Team(KINDS[name], adamw, 2, outer_device="cpu" if name == "on the host" else None)
+    for model in late.models:
+        model.load_state_dict(build_model(seed=1).state_dict())
     early = Team(KINDS[name], adamw, 2, model=lambda: build_model(seed=1))
     unaware = Team(KINDS[name], adamw, 2)
     ends = [

@@ -105,10 +105,10 @@ class OptimizerHooks:
         @no_compile
         def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             if self.awaits_first_step and (call := method()) is not None:
+                call()
                 # torch.distributed.checkpoint steps with rate 0 to make an optimizer's state.
                 rates = [group.get("lr", 1.0) for group in optimizer.param_groups]
                 self.awaits_first_step = not any(rates)
-                call()
 
         self._first = [each.register_step_pre_hook(before_step) for each in self._optimizers]
 

@@ -182,7 +182,7 @@ class OuterLoop:
         self._hooks = OptimizerHooks(self._live.optimizers)
         self._hooks.before_first_step(self._start)
         self._metrics = WorkerMetrics()
-        self._has_joined = self._is_closed = self._moves_weights = False
+        self._has_joined = self._is_closed = False
         try:
             in_flight = [] if resume is None else self._load(resume)
             self._check_all_run_the_same(is_resumed=resume is not None)
@@ -246,7 +246,7 @@ class OuterLoop:
             self._send_for(Phase.LAST if self._plan is None else self._plan.phase)
             return
         state.step += 1
-        if self._live.unsearched and self._moves_weights and state.step > 2:
+        if self._live.unsearched and state.step > 2:
             self._live.check_no_copies()
         is_round = state.step % self.method.sync_every == 0
         plan = self._begin_round(Phase.ROUND) if is_round else None
@@ -412,9 +412,7 @@ class OuterLoop:
             ConfigurationError: another outer loop trains one of the parameters, or the model was
             moved to another device while a round was under way.
         """
-        # After the first step of an optimizer, weights that differ are trained ones.
-        if self._hooks.awaits_first_step:
-            self._start()
+        self._start()
         self._join()
 
     def _join(self) -> None:
@@ -422,9 +420,10 @@ class OuterLoop:
         if self._has_joined:
             return
         # Without an anchor, gradients are averaged, and another loop may exchange the same weights.
-        self._moves_weights = bool(self.memory()["anchor"])
-        if self._moves_weights:
+        if self.memory()["anchor"]:
             self._live.claim()
+        else:
+            self._live.unsearched.clear()
         self._membership.join(self._state)
         plan = self._begin_round(Phase.JOIN)
         self._has_joined = True
@@ -436,10 +435,10 @@ class OuterLoop:
                 self._plan = replace(plan, joins=False)
             self.finish()
 
-    @no_compile
     def _start(self) -> None:
         """Begin at the weights there are: trainers load some after the loop was built."""
-        if self._state.step or self._state.version:
+        # After the first step of an optimizer, weights that differ are trained ones.
+        if not self._hooks.awaits_first_step or self._state.step or self._state.version:
             return
         self._follow_model()
         replaced = self._state.replaced()
@@ -602,8 +601,7 @@ class OuterLoop:
             ExchangeError: a peer died, or did not call this.
             NonFiniteError: the outer parameters of this worker are not finite.
         """
-        if self._hooks.awaits_first_step:
-            self._start()
+        self._start()
         return self._state.as_state_dict(self._state.consensus())
 
     def digest(self) -> str:
@@ -626,8 +624,7 @@ class OuterLoop:
         >>> with outer.evaluating():
         ...     y = model(torch.zeros(2))
         """
-        if self._hooks.awaits_first_step:
-            self._start()
+        self._start()
         self._state.begin_consensus()
         return _Evaluation(lambda: self._live.swap_in(self._state.consensus()))
 
