@@ -4,6 +4,7 @@ Labels say what differs from the family at the setting's K and H.
 """
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -37,6 +38,12 @@ DECOUPLED = ("decoupled momentum", "decoupled momentum, coupled")
 
 def arms(setting: Setting) -> dict[str, TrainConfig]:
     """All runs of one seed by their labels."""
+    # What the warning is about is measured here.
+    with warnings.catch_warnings(action="ignore", category=tw.LossyReduceScatterWarning):
+        return _arms(setting)
+
+
+def _arms(setting: Setting) -> dict[str, TrainConfig]:
     found = {family: setting.config(setting.method(family)) for family in FAMILIES}
     # With few rounds the papers' momentum is a straw man, which some claims are made against.
     papers = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)

@@ -3,8 +3,9 @@
 import pytest
 
 import thinwire as tw
+from processes import promptly
 from thinwire.address import Address, connect
-from thinwire.transport import Distributed, Elastic, Rendezvous
+from thinwire.transport import Distributed, Elastic, Rendezvous, RoundTag
 from thinwire.transport.address import split_address
 
 FORMS = {
@@ -109,6 +110,16 @@ def test_the_connection_follows_from_the_address(monkeypatch) -> None:
     monkeypatch.setenv("THINWIRE_AT", "memory:///second")
     assert connect().run_name == "second"
     assert connect("memory:///third").run_name == "third"
+
+
+@pytest.mark.parametrize("more", ["?workers=2&worker=0", ""])
+def test_the_timeout_holds_at_a_store_too(tmp_path, more: str) -> None:
+    its = connect(f"file://{tmp_path}/r{more}", timeout_s=0.3)
+    if its.is_fixed:
+        with pytest.raises(tw.errors.ExchangeTimeout), promptly(20):
+            its.announce(b"card", RoundTag(what="card", round=0))
+        its.close()
+    assert its._timeouts.exchange(1000) == 0.3
 
 
 def test_a_token_in_an_address_is_that_of_the_environment_or_none_is_used(monkeypatch) -> None:

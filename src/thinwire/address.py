@@ -128,7 +128,7 @@ class Address:
 
 
 def connect(
-    at: str | None = None, *, token: Token | None = None, timeout_s: float = 300.0
+    at: str | None = None, *, token: Token | None = None, timeout_s: float | None = None
 ) -> Transport:
     """The connection to the other workers of a run.
 
@@ -139,7 +139,9 @@ def connect(
         at: address of the run; default the environment variable THINWIRE_AT. Without either, the
             workers are the ranks of the default process group, or this process alone.
         token: seals payloads; default the token of the address or of THINWIRE_TOKEN.
-        timeout_s: how long to wait for workers over tcp://, and for each of their messages.
+        timeout_s: how long to wait for the other workers, and for each of their messages; default
+            300 over tcp://, 600 through a store of a fixed number of workers, and what measured
+            rounds say where they come and go. A process group has its own.
 
     Returns:
         `Distributed`, `Rendezvous` or `Elastic`.
@@ -163,11 +165,15 @@ def connect(
         assert address.worker is not None  # `read` checks both
         assert address.workers is not None
         meeting = Rendezvous(
-            address.place, worker=address.worker, workers=address.workers, timeout_s=timeout_s
+            address.place,
+            worker=address.worker,
+            workers=address.workers,
+            timeout_s=300.0 if timeout_s is None else timeout_s,
         )
         return sealed_by_default(meeting) if token is None else Sealed(meeting, token)
     from torch import distributed
 
+    from thinwire.elastic.timeouts import ElasticOptions
     from thinwire.transport import Elastic
 
     is_group = distributed.is_available() and distributed.is_initialized()
@@ -178,6 +184,7 @@ def connect(
         worker=address.worker,
         token=token or address.secret or None,
         group=distributed.group.WORLD if is_group and distributed.get_world_size() > 1 else None,
+        options=ElasticOptions(timeout_s=timeout_s),
     )
 
 

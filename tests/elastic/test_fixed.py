@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -290,6 +291,27 @@ def test_descriptions_that_cannot_work_are_refused_before_a_folder_is_made(tmp_p
         with pytest.raises(tw.ConfigurationError, match=match):
             Elastic(f"file://{tmp_path}/r", **{"worker": 0, "workers": 2, "run": "r", **fields})
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"keep": 3}, r"use keep in a run without workers=K.*do: leave it out, or pass workers=K"),
+        *(
+            ({"workers": 2, "worker": 0, **given}, rf"use {told} in a run with workers=K")
+            for given, told in (
+                ({"least_wait_s": 10.0}, "least_wait_s"),
+                ({"snapshot_after": 4.0, "cache": Path("here")}, "snapshot_after, cache"),
+                ({"options": ElasticOptions(patience=1.0, timeout_s=9.0)}, "patience"),
+                ({"options": ElasticOptions(min_workers=2)}, "min_workers"),
+            )
+        ),
+    ],
+)
+def test_what_a_run_of_this_kind_would_ignore_is_refused(tmp_path, given, told: str) -> None:
+    with pytest.raises(tw.ConfigurationError, match=told):
+        Elastic(f"file://{tmp_path}/new", run="a-run", **given)
+    assert not (tmp_path / "new").exists()
 
 
 def test_closing_ends_what_is_under_way_promptly() -> None:

@@ -1,4 +1,3 @@
-import inspect
 import math
 from dataclasses import replace
 
@@ -7,7 +6,7 @@ import pytest
 from thinwire import presets
 from thinwire.cli.plan import job_text, link_text
 from thinwire.elastic import alive
-from thinwire.elastic.transport import Elastic
+from thinwire.elastic.transport import LEAST_WAIT_S
 from thinwire.errors import ConfigurationError
 from thinwire.plan.compute import PEAK_TFLOPS_PER_S, Compute, peak_flops_per_s
 from thinwire.plan.forecast import UTILISATIONS, Forecast, forecast
@@ -107,5 +106,4 @@ def test_words() -> None:
 
 
 def test_signs_of_life_are_planned_as_often_as_they_are_given() -> None:
-    parameters = inspect.signature(Elastic).parameters
-    assert parameters["least_wait_s"].default / alive.PER_LOSS == SIGN_OF_LIFE_S
+    assert LEAST_WAIT_S / alive.PER_LOSS == SIGN_OF_LIFE_S

@@ -157,6 +157,7 @@ ALONE = "one torchrun are one worker, which ends with any of them; do: start one
         (f"{ONE} --patience 0.5 --min-workers 2", "use --patience, --min-workers at", ""),
         (f"{RUN}?workers=3&worker=0", "join with --workers 2 at memory:///r?workers=3", ""),
         ("join tcp://h:1?workers=2&worker=0 --asynchronous", "have numbers, and a store", ""),
+        (f"{ONE} --asynchronous --resume --wandb x", "use --resume, --wandb with --asy", ""),
         (ONE, "--worker-size 1 in 2 processes", "2"),
         ("status tcp://127.0.0.1:1?workers=2&worker=0", "tcp:// has no store", ""),
         ("status memory:///r", "nothing of that name", ""),

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from thinwire.address import AT_VARIABLE, Address, of_environment
 from thinwire.cli.flags import (
@@ -131,6 +131,12 @@ class Train(TrainFlags):
         return observers
 
 
+# Flags without a meaning for a worker of thinwire serve.
+_OF_ROUNDS: Final = frozenset(
+    ("identity", "patience", "min_workers", "resume", "tensorboard", "wandb", "trackio")
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class JoinCommand(Train, StoreFlags):
     """Train as one worker of a run; without numbers in the address workers join and leave any time.
@@ -200,9 +206,22 @@ class JoinCommand(Train, StoreFlags):
                 because="the workers of thinwire serve have numbers, and a store",
                 do="pass s3://BUCKET/RUN?workers=K&worker=0, or the like",
             )
-        token = optional_token(self.token_file)
-        connect = partial(AsyncStoreWorker, store=address.place, run=address.run, token=token)
-        asynchronous.work(self.arrivals_config(), number, self.out, connect, partial(say, console))
+        unused = [flag(name) for name in given_in(self) if name in _OF_ROUNDS]
+        check(
+            not unused,
+            f"use {', '.join(unused)} with --asynchronous",
+            because="the server keeps the records, and a worker goes on from what is in --out",
+            do="leave it out",
+        )
+        config, token = self.arrivals_config(), optional_token(self.token_file)
+        connect = partial(
+            AsyncStoreWorker,
+            store=address.place,
+            run=address.run,
+            token=token,
+            patience_s=config.machine.timeout_s,
+        )
+        asynchronous.work(config, number, self.out, connect, partial(say, console))
         say(console, f"worker {number}: the run is finished")
 
     def _check_engine(self, address: Address) -> None:

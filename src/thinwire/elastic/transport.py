@@ -48,6 +48,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _Answer: TypeAlias = "tuple[Snapshot | Replay, concurrent.futures.Future[None]]"
 
+LEAST_WAIT_S: Final = 10.0
+"""The default of `Elastic(least_wait_s=...)`."""
+_SNAPSHOT_AFTER: Final = 4.0
+_KEPT_ROUNDS: Final = 2
 _UNMEASURED_ROUND_S = 60.0  # wait for a slow worker until a round was measured
 _FORMAT: Final = "9"
 _LONGEST_NAME: Final = 200
@@ -83,23 +87,23 @@ class Elastic(Transport, Membership):
         identity: this worker's name in the run, also after a restart; default random.
         group: the process group, or one-dimensional mesh, of this worker's ranks; default a worker
             of one rank.
-        options: how long to wait, and for how many workers. With `workers`, `timeout_s` and
-            `give_up_s` apply.
-        least_wait_s: without `workers`, the least wait before a worker counts as lost, however
-            short rounds are.
-        snapshot_after: without `workers`, write a snapshot of outer parameters and optimizer once
-            the messages since the last one have this many times its bytes. A larger value means
-            less to send (snapshots add 1/`snapshot_after` to the messages) and more for a newcomer
-            to read.
-        keep: with `workers`, how many of the latest rounds keep their messages for a killed worker:
-            as many as it may have taken since its checkpoint.
-        cache: without `workers`, a folder for the parts of a snapshot that a newcomer has read, so
-            that it goes on from there after a restart; default none.
+        options: how long to wait, and for how many workers. With `workers`, only `timeout_s` and
+            `give_up_s`.
+        least_wait_s: only without `workers`: the least wait before a worker counts as lost, however
+            short rounds are; default 10.
+        snapshot_after: only without `workers`: write a snapshot of outer parameters and optimizer
+            once the messages since the last one have this many times its bytes; default 4. A larger
+            value means less to send (snapshots add 1/`snapshot_after` to the messages) and more for
+            a newcomer to read.
+        keep: only with `workers`: how many of the latest rounds keep their messages for a killed
+            worker, as many as it may have taken since its checkpoint; default 2.
+        cache: only without `workers`: a folder for the parts of a snapshot that a newcomer has
+            read, so that it goes on from there after a restart; default none.
         store_options: options of the store, in place of environment variables.
 
     Raises:
-        ConfigurationError: a name or a number is invalid, obstore is missing, or the URL is
-            unknown.
+        ConfigurationError: a name or a number is invalid, an argument is not for a run of this
+            kind, obstore is missing, or the URL is unknown.
 
     >>> Elastic("memory://", run="first", identity="a").is_fixed
     False
@@ -118,9 +122,9 @@ class Elastic(Transport, Membership):
         identity: str | None = None,
         group: ProcessGroup | DeviceMesh | None = None,
         options: ElasticOptions | None = None,
-        least_wait_s: float = 10.0,
-        snapshot_after: float = 4.0,
-        keep: int = 2,
+        least_wait_s: float | None = None,
+        snapshot_after: float | None = None,
+        keep: int | None = None,
         cache: Path | None = None,
         store_options: Mapping[str, str] | None = None,
     ) -> None:
@@ -128,6 +132,17 @@ class Elastic(Transport, Membership):
             hub = HubAddress.read(store)
             token, run = token or hub.token(), run or hub.run
         identity = _checked_identity(identity, worker, workers)
+        options = options or ElasticOptions()
+        default = ElasticOptions()
+        for_others = {
+            "least_wait_s": least_wait_s is not None,
+            "snapshot_after": snapshot_after is not None,
+            "cache": cache is not None,
+            "patience": options.patience != default.patience,
+            "min_workers": options.min_workers != default.min_workers,
+        }
+        _check_unused({"keep": keep is not None} if workers is None else for_others, workers)
+        least_wait_s = LEAST_WAIT_S if least_wait_s is None else least_wait_s
         token = optional_token() if token is None else token
         # Here, because these need what a description of the worker does not.
         from thinwire.elastic.fixed import FixedGroup
@@ -141,7 +156,8 @@ class Elastic(Transport, Membership):
         self.events = EventLog()
         self._ranks = WorkerRanks(group)
         self.ranks = self._ranks.size
-        self._options, self._snapshot_after = options or ElasticOptions(), snapshot_after
+        self._options = options
+        self._snapshot_after = _SNAPSHOT_AFTER if snapshot_after is None else snapshot_after
         self._timeouts = Timeouts(
             floor_s=least_wait_s,
             patience=self._options.patience,
@@ -177,7 +193,7 @@ class Elastic(Transport, Membership):
                 workers=workers,
                 rank=worker,
                 timeout_s=self._options.timeout_s or _FIXED_TIMEOUT_S,
-                keep=keep,
+                keep=_KEPT_ROUNDS if keep is None else keep,
             )
             self._fixed.is_asked_to_leave = lambda: self._asked_to_leave()
             self._names = self._fixed.names
@@ -420,3 +436,15 @@ def _checked_identity(identity: str | None, worker: int | None, workers: int | N
         do=f"pass 1 to {_LONGEST_NAME} printable characters",
     )
     return identity
+
+
+def _check_unused(given: Mapping[str, bool], workers: int | None) -> None:
+    """Refuse arguments that a run of this kind would ignore."""
+    names = ", ".join(name for name, is_given in given.items() if is_given)
+    of_run, do = ("without", "pass") if workers is None else ("with", "leave out")
+    check(
+        not names,
+        f"use {names} in a run {of_run} workers=K",
+        because="it would change nothing there",
+        do=f"leave it out, or {do} workers=K and worker",
+    )

@@ -78,7 +78,8 @@ class Runtime:
         compile: torch.compile the model.
         threads: CPU threads per rank; 0 shares the cores evenly between the ranks of this host.
             It changes the order of sums: a run resumed with another number differs in low bits.
-        timeout_s: seconds after which a silent worker is an error, if K is fixed.
+        timeout_s: seconds after which a silent worker, or an asynchronous server, is an error, if K
+            is fixed.
         outer_device: where the outer state is between rounds: None is the device, "cpu" the host's
             memory.
         worker_size: S, ranks per worker, over which FSDP2 shards the model (torchrun only). It

@@ -115,8 +115,8 @@ class ElasticConfig:
             identity=None if self.is_fixed else self.identity_in(out),
             group=group,
             options=options,
-            keep=2 + rounds,
-            cache=out / "snapshot",
+            keep=2 + rounds if self.is_fixed else None,
+            cache=None if self.is_fixed else out / "snapshot",
         )
 
     def place(self, transport: Transport) -> WorkerIdentity:
