@@ -3,8 +3,8 @@
 python benchmarks/wire_claims.py OUT       resumable; about two minutes a run on two cores
 
 Model, data and batch are the laptop recipe's, K=4, with a warm-up of 40 steps. Data parallelism,
-and few rounds of one bit, have a search of their own at this length (claim_tuning.py); the next run
-without names makes those of DiLoCo and MuLoCo, which had two to four inner rates. Other codes have
+and few rounds of one bit, have a search of their own at this length (claim_tuning.py). DiLoCo and
+MuLoCo had two to four inner rates; who names one of them has it searched first. Other codes have
 the recipe's settings; SparseLoCo, which needs a higher rate, had three. Arms that decide nothing
 have one seed, and two arms that three seeds could not rank have six. `wire_claims.py OUT ARM ARM`
 runs only these arms, keeps the rows of all others, and keeps existing seeds if some are missing.
@@ -120,9 +120,7 @@ def searched(name: str) -> TrainConfig:
 
 def search_missing(out: Path, only: list[str]) -> None:
     missing = {
-        name: config
-        for name, config in starts().items()
-        if name not in chosen() and (not only or name in only)
+        name: config for name, config in starts().items() if name in only and name not in chosen()
     }
     for name, row in search_all(missing, out / "tuning", jobs=2, known={}):
         rows = chosen() | {name: row}

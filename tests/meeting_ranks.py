@@ -19,7 +19,7 @@ from torch import nn
 
 import thinwire as tw
 from thinwire.address import Address
-from toy import Team, adamw, build_model, descend, loss
+from toy import Team, adamw, build_model, descend, loss, sgd
 
 WORKER, WORKERS = (int(os.environ.get(name, "0")) for name in ("WORKER", "WORKERS"))
 PORTS = os.environ.get("PORTS", "").split()
@@ -125,6 +125,28 @@ def train_with_checkpoints() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     print(trained(outer, model, optimizer, first, after).digest())
+
+
+def count_bytes() -> None:
+    """Print bytes sent and received, then written and read: what we count, then what Linux does."""
+    torch.manual_seed(0)
+    model = nn.Linear(1031, 1019)
+    optimizer = sgd(model)
+    outer = tw.OuterLoop(model, optimizer, tw.presets.muloco(bits=1, sync_every=1))
+
+    def counted() -> list[int]:
+        with open("/proc/self/io") as file:
+            read, written = (int(line.split()[1]) for line in file.readlines()[:2])
+        return [outer.stats.sent_bytes, outer.stats.received_bytes, written, read]
+
+    counts = []
+    for _ in range(6):
+        model.weight.grad, model.bias.grad = torch.randn(1019, 1031), torch.randn(1019)
+        optimizer.step()
+        outer.step()
+        counts.append(counted())
+    # Without the first round, in which modules are imported.
+    print(json.dumps([last - first for first, last in zip(counts[0], counts[-1], strict=True)]))
 
 
 if __name__ == "__main__":

@@ -461,7 +461,12 @@ def test_the_pages_have_by_how_much_one_bit_is_below_data_parallel_adamw() -> No
         " ".join((ROOT / name).read_text().split()) for name in ("docs/evidence.md", "README.md")
     )
     assert "by {} ({} to {}, six seeds".format(*found) in evidence
-    assert "ends {} lower ({} to {})".format(*(text.lstrip("0") for text in found)) in readme
+    p = 2 * two_sided(minus["mean"] / minus["standard_error"], 5)
+    assert f"p = {p:.2f}, doubled".replace("0.", ".") in evidence
+    assert (
+        "ends {} lower (95 % interval {} to {})".format(*(text.lstrip("0") for text in found))
+        in readme
+    )
 
 
 def test_the_readme_counts_today_s_verdicts_of_papers() -> None:
@@ -536,6 +541,9 @@ def test_pages_of_methods_have_the_losses_of_the_committed_table() -> None:
     effects = {claim["claim"]: claim["effect"] for claim in COMMITTED["claims"]}
     mean = {arm: row["val_loss"]["mean"] for arm, row in COMMITTED["rows"].items()}
 
+    def interval(claim: str) -> str:
+        return "{mean:+.3f} ({low:+.3f} to {high:+.3f})".format(**effects[claim])
+
     def against(arm: str, reference: str) -> str:
         return paired_difference(losses(arm), losses(reference)).text("+.3f")
 
@@ -568,14 +576,16 @@ def test_pages_of_methods_have_the_losses_of_the_committed_table() -> None:
     tells(
         "noloco",
         *(
-            f"| {against(four, 'diloco')} | {against(eight, 'diloco K=8')} |"
-            for four, eight in (("noloco H=7", "noloco K=8 H=6"), ("noloco", "noloco K=8"))
+            " ".join(
+                f"| {interval(f'NoLoCo is below DiLoCo in as many {of}, K={k}')}" for k in (4, 8)
+            )
+            for of in ("bytes received", "rounds")
         ),
     )
     tells(
         "sparseloco",
-        f"it is {against('sparseloco K=16', 'diloco K=16')[1:5]} nats behind DiLoCo",
-        f"ends {released - alone:.2f} nats above workers that only average",
+        f"it was {against('sparseloco K=16', 'diloco K=16')[1:5]} nats behind DiLoCo",
+        f"at the end ({released - alone:+.3f}, ",
         f"is {released - mean['decoupled momentum, coupled']:.2f} nats below the released one",
     )
 

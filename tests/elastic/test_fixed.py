@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -113,6 +114,18 @@ def test_processes_that_share_a_store_reach_the_digests_of_one_process(
         written = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
         # The start of a message's header, and of what a worker says of its run.
         assert [text in written for text in (b"TWIR", b"initial weights")] == [token is None] * 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/io counts bytes of a process")
+def test_the_operating_system_counts_as_many_bytes(tmp_path) -> None:
+    place = {"THINWIRE_AT": f"file://{tmp_path}/run"}
+    for process in run_workers("meeting_ranks.py", "count_bytes", 4, **place):
+        assert process.returncode == 0, process.stderr
+        sent, received, written, read = json.loads(process.stdout)
+        # Five rounds of one bit a weight, and no more than headers and signs of life beside them.
+        assert received == 3 * sent > 3 * 5 * (1031 * 1019 / 8)
+        assert sent < written < 1.01 * sent, (sent, written)
+        assert received < read < 1.01 * received, (received, read)
 
 
 def test_workers_of_two_ddp_ranks_send_everything_once(tmp_path) -> None:

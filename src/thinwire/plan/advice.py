@@ -35,6 +35,7 @@ LOSSES: Final[Mapping[str, tuple[float, str]]] = {
     "sparseloco:density=1/128": (0.1291, "sparseloco 1/128"),
     "diloco": (0.1059, "diloco"),
     "streaming_diloco": (0.1108, "streaming_diloco"),
+    "streaming_diloco:tau=5": (0.1285, "fragments, tau 5, alpha .5"),  # in fp32
     "noloco": (0.1338, "noloco"),
     "demo": (0.138, "demo"),
     "decoupled_momentum": (0.3403, "decoupled momentum"),
@@ -128,7 +129,8 @@ class Choice:
     @property
     def loss_share(self) -> float:
         """The measured loss, from `LOSSES`."""
-        return (LOSSES.get(self.coded) or LOSSES[self.preset])[0]
+        delayed = LOSSES.get(f"{self.preset}:tau={self.tau}")
+        return (delayed or LOSSES.get(self.coded) or LOSSES[self.preset])[0]
 
     @property
     def has_rounds(self) -> bool:
