@@ -156,7 +156,8 @@ def _clock(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"The planner's time for these runs over a link: {clock['step_s']} s a step,"
     yield f"{1000 * clock['latency_s']:.0f} ms one way, one link per worker, without encoding. Each"
     yield f"cell has the time to DiLoCo's final loss ({clock['target_val_loss']:.4f}), and that of"
-    yield "the whole run. Losses are means of the first three seeds; arms with six have others above."
+    yield "the whole run. Losses are means of the first three seeds, and not of all six that some"
+    yield "arms have above."
     yield ""
     yield "| arm | " + " | ".join(clock["links"]) + " |"
     yield "|---|" + "---|" * len(clock["links"])

@@ -5,7 +5,9 @@ import pytest
 import thinwire as tw
 from processes import promptly
 from thinwire.address import Address, connect
-from thinwire.transport import Distributed, Elastic, Rendezvous, RoundTag
+from thinwire.security.sealing import SEAL_NBYTES
+from thinwire.security.token import Token
+from thinwire.transport import Distributed, Elastic, Rendezvous, RoundTag, Sealed, in_process
 from thinwire.transport.address import split_address
 
 FORMS = {
@@ -110,6 +112,16 @@ def test_the_connection_follows_from_the_address(monkeypatch) -> None:
     monkeypatch.setenv("THINWIRE_AT", "memory:///second")
     assert connect().run_name == "second"
     assert connect("memory:///third").run_name == "third"
+
+
+def test_a_token_seals_a_process_group_too_and_an_empty_address_is_none(monkeypatch) -> None:
+    monkeypatch.delenv("THINWIRE_AT", raising=False)
+    monkeypatch.setattr("thinwire.transport.Distributed", lambda: in_process(2)[0])
+    sealed = connect(token=Token("a secret of many characters"))
+    assert (type(sealed), sealed.added_nbytes) == (Sealed, SEAL_NBYTES)
+    assert not isinstance(connect(), Sealed)
+    with pytest.raises(tw.ConfigurationError, match="no address is given"):
+        connect("")
 
 
 @pytest.mark.parametrize("more", ["?workers=2&worker=0", ""])

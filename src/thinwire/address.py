@@ -157,9 +157,12 @@ def connect(
     from thinwire.transport import Distributed, Rendezvous, Sealed
     from thinwire.transport.sealed import sealed_by_default
 
-    text = at or of_environment()
-    if not text:
-        return sealed_by_default(Distributed())
+    text = (of_environment() or None) if at is None else at
+    if text is None:
+        group = Distributed()
+        if token is None or group.world_size == 1:
+            return sealed_by_default(group)
+        return Sealed(group, token)
     address = Address.read(text)
     if not address.run:
         assert address.worker is not None  # `read` checks both

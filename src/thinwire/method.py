@@ -180,6 +180,13 @@ class Method:
             because="nothing would pull the outer parameters of different pairs together",
             do="pass outer=tw.outer.Gossip(), or another exchange, such as tw.Gather()",
         )
+        its = self.exchange.otherwise if isinstance(self.exchange, Automatic) else self.exchange
+        check(
+            not (isinstance(its, ReduceScatter) and its.owner_feedback.gives_momentum),
+            f"encode the mean of a shard in {self.exchange}",
+            because="no answer comes back for the momentum to absorb",
+            do="pass owner_feedback=ErrorFeedback()",
+        )
         if isinstance(self.exchange, ReduceScatter):
             self._check_reduce_scatter(self.exchange)
 
@@ -189,12 +196,6 @@ class Method:
             f"combine shards separately by {self.aggregate}",
             because="it needs whole tensors, and the owner of a shard has only a part of them",
             do="leave exchange out, or pass exchange=Gather()",
-        )
-        check(
-            not exchange.owner_feedback.gives_momentum,
-            f"encode the mean of a shard with {exchange.owner_feedback}",
-            because="no answer comes back for it to absorb",
-            do="pass owner_feedback=ErrorFeedback()",
         )
         # The caller of Method(): __init__ and __post_init__ lie between.
         warn_of_sharding_loss(f"method {self.name!r}", self.codec, exchange, stacklevel=4)

@@ -677,8 +677,9 @@ class OuterLoop:
 
         Args:
             state: state of any rank, of a fixed or an elastic run.
-            with_feedback: if nothing was in flight, continue with the error feedback in `state`,
-                if it fits. Pass false if another worker of this run does so from the same state.
+            with_feedback: where the run does not continue bit for bit, and nothing was in flight,
+                continue with the error feedback in `state`, if it fits. Pass false if another
+                worker of this run does so from the same state.
 
         Raises:
             MismatchError: it is from another model or method; the error names the field.

@@ -164,6 +164,7 @@ def simulation(*speeds: float) -> Simulation:
         (lambda: server(exchange=tw.ReduceScatter()), "leave exchange out"),
         (lambda: server(outer=tw.outer.GradientAveraging(), sync_every=1), "leave outer out"),
         (lambda: server(outer=tw.outer.Gossip(), exchange=tw.Gather()), "leave outer out"),
+        (lambda: server(aggregate=tw.ClipNorms(limit=2.0)), "leave aggregate out"),
         (lambda: AsyncOptions(grace_s=-1.0), "grace_s to -1"),
         (lambda: AsyncOptions(lost_after_s=math.nan), "lost_after_s to nan"),
         (lambda: simulation(1.0), "simulate 2 of 2 workers"),

@@ -5,7 +5,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from unittest import mock
 
@@ -163,6 +163,17 @@ def test_compare_searches_rates(tmp_path, capsys) -> None:
     assert {method: len(runs) for method, runs in compared.items()} == {"ddp": 2, "diloco": 2}
 
 
+def test_a_recipe_keeps_what_no_flag_sets(tmp_path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from dataclasses import replace\nfrom thinwire.train.recipes import laptop\n"
+        "def f(method):\n    return replace(laptop(method), seed=5, workers=2)\n"
+    )
+    flags = TrainFlags(recipe=f"{file}:f")
+    assert (flags.train_config().seed, flags.train_config().workers) == (5, 2)
+    assert replace(flags, seed=0).train_config().seed == 0
+
+
 HUGE = 10**30
 PRICED = f"{PLAN} --egress-price 1USD"
 FAST = "plan --workers 2 --step-time 1s --bandwidth 1Gbit/s"
@@ -184,6 +195,10 @@ REFUSED = [
     ("train --recipe empty.py:f", "NoneType and not a TrainConfig"),
     ("train --recipe raises.py:f", "ZeroDivisionError: mine"),
     ("train --method ddp --outer-lr 0.5", "has no lr"),
+    ("train --method diloco:sync_every=10 --sync-every 15", "it has an H of its own"),
+    ("train --method demo --clip-norm 2", "each worker clips its own gradient"),
+    ("serve 'memory:///r?workers=8&worker=0'", "pass --workers 8"),
+    ("status memory:///r --json --watch", "use --json and --watch"),
     ("train --device abacus", "abacus"),
     ("train --device meta", "'meta'"),
     (f"train --steps {HUGE}", "to 9007199254740992"),
@@ -202,6 +217,8 @@ REFUSED = [
     ("compare --out a-run", "compare in a-run; because it is the folder of a run"),
     ("compare --tune", "there are no candidates"),
     ("compare --tune lr=1e-3", "none of inner-lr"),
+    ("compare --tune inner-lr=1 inner-lr=2 --seeds 0,1", "inner-lr was given before"),
+    ("compare --tune typo:inner-lr=1,2 --seeds 0,1", "tune typo; because it is not compared"),
     ("compare --tune inner-lr=x --seeds 0,1", "the list 'x'"),
     (f"{FILE} stps.toml", "use 'stps' in stps.toml; because its keys are flags of the command"),
     (f"{FILE} at.toml", "use 'at' in at.toml"),
@@ -218,6 +235,8 @@ REFUSED = [
     (f"{PLAN} --methods ,", "method ''"),
     (f"{PLAN} --methods streaming_diloco --sync-every 1", "1 step"),
     (f"{PLAN} --model 150m", "both --model and --parameters, --layers"),
+    (f"{PLAN} --up 1Gbit/s --down 1Gbit/s", "--bandwidth, --up and --down"),
+    (f"{PLAN} --sync-every 9 --methods diloco:sync_every=8", "a method has an H of its own"),
     (f"{PLAN} --accelerator H100", "both --step-time and --accelerator"),
     (f"{PLAN} --from a-run", "both --from and --parameters, --layers"),
     ("plan --from a-run --topology star", "both --from and --topology"),

@@ -153,6 +153,12 @@ def test_nothing_is_advised_where_one_of_the_methods_that_were_asked_for_fits(ca
     assert "what to run" not in capsys.readouterr().out
     assert main([*PLAN, "--methods", "diloco"]) == 0
     assert "what to run" in capsys.readouterr().out
+    # What it costs is told nevertheless.
+    assert main([*PLAN, *PRICED, "--methods", "streaming_diloco"]) == 0
+    printed = capsys.readouterr().out
+    assert "what to run" not in printed
+    table = printed.partition("all workers, a day")[2].partition("bandwidth in bit/s")[0]
+    assert re.search(r"EUR\s+─+\s+streaming_diloco +48 +0 +36 TB 3,724", table)
     # One that does not fit is a line among others.
     both = [*PLAN, "--sync-every", "1", "--methods", "diloco,streaming_diloco"]
     assert main(both) == 0

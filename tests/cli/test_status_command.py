@@ -40,6 +40,19 @@ def test_watching_goes_on_until_it_is_interrupted(place: str) -> None:
     assert "roll 9" in " ".join(shown.split())
 
 
+def test_watching_without_a_terminal_prints_every_look(place: str, monkeypatch, capsys) -> None:
+    waits = iter([None, None])
+
+    def wait(_: float) -> None:
+        if next(waits, place) is not None:
+            raise KeyboardInterrupt
+
+    clock = SimpleNamespace(sleep=wait, time=time.time)
+    monkeypatch.setattr("thinwire.cli.status.time", clock)
+    assert main(["status", place, "--watch"]) == 0
+    assert " ".join(capsys.readouterr().out.split()).count("roll 9") == 3
+
+
 def test_metrics_are_served_until_it_is_interrupted(place: str, monkeypatch, capsys) -> None:
     def ask(_) -> None:
         with urllib.request.urlopen(capsys.readouterr().out.split()[-1], timeout=10) as answer:

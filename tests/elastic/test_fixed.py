@@ -298,12 +298,17 @@ def test_descriptions_that_cannot_work_are_refused_before_a_folder_is_made(tmp_p
     for fields, match in (
         ({"worker": 2}, "worker 2 of 2"),
         ({"worker": -1}, "worker -1 of 2"),
+        ({"worker": None}, "worker None of 2"),
+        ({"identity": "a"}, "call worker 0 'a'"),
+        ({"store_options": {"region": "here"}}, "use region for the object store"),
         *(({"run": name}, f"call a run '{name}'") for name in ("", "a/b", "..")),
         ({"token": "short"}, "5 characters"),
     ):
         with pytest.raises(tw.ConfigurationError, match=match):
             Elastic(f"file://{tmp_path}/r", **{"worker": 0, "workers": 2, "run": "r", **fields})
     assert not list(tmp_path.iterdir())
+    with pytest.raises(tw.ConfigurationError, match="'second'; because the address of the hub"):
+        Elastic(f"hub://{SECRET.replace(' ', '-')}@10.9.0.1:1/first", run="second")
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,8 @@ SEARCH = {"seeds": (0, 1), "tuning": Tuning(candidates={"": RATES})}
         ({"workers": (4, 0)}, "workers to 0"),
         ({"sync_every": (0,)}, "set sync_every to 0"),
         ({"changes": {"stepps": 3}}, "stepps"),
+        ({"changes": {"seed": 3}}, "change seed; because seeds sets it for every run"),
+        ({"changes": {"machine.precision": "fp8"}}, "precision 'fp8'"),
         ({"changes": {"data.length": 3}}, "length"),
         ({"baseline": "sparseloco"}, "the rows are ddp, diloco, muloco"),
         ({"methods": ("diloco",), "recipe": lambda text: None}, "NoneType and not a TrainConfig"),
@@ -68,8 +70,12 @@ SEARCH = {"seeds": (0, 1), "tuning": Tuning(candidates={"": RATES})}
         (SEARCH | {"seeds": (0,)}, "one seed picks"),
         (SEARCH | {"inner_lr": (0.1,)}, "axis of the comparison"),
         (
-            {"seeds": (0, 1), "tuning": Tuning(candidates={"ddp": RATES}), "methods": ("diloco",)},
+            SEARCH | {"tuning": Tuning(candidates={"ddp": RATES}), "methods": ("ddp", "diloco")},
             "for ddp only",
+        ),
+        (
+            SEARCH | {"tuning": Tuning(candidates={"": RATES, "ddp": RATES, "x": RATES})},
+            "tune x; because it is not compared",
         ),
     ],
 )
@@ -253,6 +259,13 @@ def test_rows_and_folders_of_a_grid_and_single_values_leave_names_as_they_were()
     configs = [configure(experiment, spec, 0) for spec in specs]
     assert {config.tokens_per_step for config in configs} == {16 * 128}
     assert [(c.workers, c.method.sync_every) for c in configs] == [(1, 5), (1, 15), (8, 5), (8, 15)]
+
+
+def test_an_interval_in_a_name_stays_that_of_the_name() -> None:
+    for axis in ((15,), (15, 30)):
+        experiment = Experiment(methods=("diloco:sync_every=10",), sync_every=axis)
+        (spec,) = specs_of(experiment)
+        assert configure(experiment, spec, 0).method.sync_every == 10
 
 
 def test_what_has_no_meaning_for_a_method_is_one_row() -> None:

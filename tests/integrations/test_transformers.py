@@ -185,6 +185,9 @@ def test_workers_of_other_ranks_or_steps_than_the_trainers_are_refused() -> None
         check_same_step(loop, 8)
     check_same_step(loop, 3)
     check_apart(loop, 1)
+    loop.transport = tw.transport.Sealed(loop.transport, "a secret of many characters")
+    with pytest.raises(tw.ConfigurationError, match="2 workers under one torchrun"):
+        check_apart(loop, 2)
     loop.is_elastic = True
     wanted = r"worker of 2 ranks in an elastic run.*join with 1 of them"
     with pytest.raises(tw.ConfigurationError, match=wanted):

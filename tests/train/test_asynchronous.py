@@ -91,6 +91,16 @@ def test_a_run_stops_and_resumes_bit_for_bit(tiny, tmp_path) -> None:
     assert one == other
 
 
+def test_a_run_resumes_with_its_own_number_of_workers_only(tiny, tmp_path) -> None:
+    config = asynchronous(tiny("diloco", steps=15, global_batch=12))
+    asked = [15]
+    with pytest.raises(RunStopped, match="asked to stop"):
+        run(config, tmp_path / "a", 2.0, 1.0, stop=asked)
+    more = dataclasses.replace(config, workers=3)
+    with pytest.raises(tw.ConfigurationError, match=r"5 parts.*has 4.*as many workers as before"):
+        run(more, tmp_path / "a", 2.0, 1.0, 1.0)
+
+
 def test_a_loss_that_is_not_finite_stops_the_run(tiny, tmp_path) -> None:
     config = asynchronous(tiny("diloco", steps=5), inner=tw.inner.SGD(lr=1e30))
     with pytest.raises(tw.NonFiniteError, match=r"do: (start again|lower the inner)"):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from thinwire.aggregate import Payloads, aggregate_valid
+from thinwire.aggregate import MeanOverSenders, MeanOverWorkers, Payloads, aggregate_valid
 from thinwire.blocks import StreamedVector
 from thinwire.codecs import BoundCodec
 from thinwire.errors import NonFiniteError, check
@@ -91,6 +91,9 @@ class ModelVector:
             return Rejection(reason=RejectReason.NOT_FINITE)
 
 
+_MEANS = MeanOverWorkers | MeanOverSenders
+
+
 def _check_method(method: Method) -> None:
     outer = method.outer
     one_theta = not (isinstance(outer, GradientAveraging) or outer.has_own_anchors)
@@ -99,6 +102,7 @@ def _check_method(method: Method) -> None:
         ("overlap", method.overlap == Delay(), "a worker waits for its answer, then starts again"),
         ("outer", one_theta, "a server has one theta for all, and no inner optimizer"),
         ("exchange", isinstance(method.exchange, Automatic | Gather), "workers exchange nothing"),
+        ("aggregate", isinstance(method.aggregate, _MEANS), "each message is taken alone"),
     ):
         check(
             fits,

@@ -160,7 +160,14 @@ def _tuning(texts: tuple[str, ...]) -> Tuning:
                 because=f"none of {', '.join(f.replace('_', '-') for f in tuned)} has that name",
                 do="write it like inner-lr=1e-3,2e-3 or ddp:inner-lr=1e-3,2e-3",
             )
-        grids.setdefault(method, {})[name] = _listed(float, values)
+        of_method = grids.setdefault(method, {})
+        check(
+            name not in of_method,
+            f"tune {text!r}",
+            because=f"{place} was given before",
+            do="write all values of it in one list",
+        )
+        of_method[name] = _listed(float, values)
     candidates: dict[str, tuple[Rates, ...]] = {
         method: product(**{**grids[""], **own}) for method, own in grids.items() if own
     }

@@ -75,7 +75,10 @@ class DoctorCommand(StoreFlags, ModelFlags):
         size = {"model", "parameters", "layers"} & {*given} or {"model"}
         check_flags({*size, "bandwidth", "workers", "step_time"})
         expected = ExpectedRun(
-            shape=self.shape(), model=self.model, workers=self.workers, step_s=self.step_time
+            shape=self.shape(),
+            model=self.model,
+            workers=self.workers or (address.workers if address else None),
+            step_s=self.step_time,
         )
         lacking = "warn" if address is None else "fail"
         for name, examined in machine_checks(lacking=lacking, token_file=self.token_file).items():

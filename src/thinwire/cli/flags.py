@@ -130,8 +130,8 @@ class MethodFlags:
     """Learning rate of the outer optimizer."""
     outer_momentum: Option[float] = None
     """Momentum of the outer optimizer; 0 is plain SGD."""
-    seed: int = 0
-    """Of initial weights, data order and dropout."""
+    seed: Option[int] = None
+    """Of weights, dropout and data order (a hub corpus keeps its own)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,16 +151,27 @@ class TrainFlags(RunFlags, MethodFlags):
         from thinwire.experiments.grid import ask, with_changes, with_rates
         from thinwire.train import recipes
 
+        check(
+            self.sync_every is None or ":sync_every=" not in self.method,
+            f"use --sync-every {self.sync_every} with method {self.method!r}",
+            because="it has an H of its own",
+            do="leave one of them out",
+        )
         config = ask(recipes.find(self.recipe or "laptop"), self.method)
+        check(
+            self.clip_norm is None or getattr(config.method.outer, "clip_norm", None) is None,
+            f"use --clip-norm with method {self.method!r}",
+            because="each worker clips its own gradient, and the mean's length changes nothing",
+            do="leave it out, or set GradientAveraging(clip_norm=...) in a recipe",
+        )
         rates = Rates(
             inner_lr=self.inner_lr, outer_lr=self.outer_lr, outer_momentum=self.outer_momentum
         )
         changes = changes_of(self) | {
-            "seed": self.seed,
             "method": with_rates(config.method, sync_every=self.sync_every, rates=rates),
         }
-        if self.workers is not None:
-            changes["workers"] = self.workers
+        own = {"workers": self.workers, "seed": self.seed}
+        changes |= {name: value for name, value in own.items() if value is not None}
         return with_changes(config, changes, is_member=is_member)
 
     def arrivals_config(self) -> TrainConfig:

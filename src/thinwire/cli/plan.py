@@ -112,6 +112,18 @@ class PlanCommand(ModelFlags):
     def main(self, console: Console) -> None:
         """Run the command."""
         check_flags({"from" if name == "run" else name for name in given_in(self)})
+        check(
+            not (self.bandwidth and self.up and self.down),
+            "plan with --bandwidth, --up and --down",
+            because="the two are rates of both directions already",
+            do="leave --bandwidth out",
+        )
+        check(
+            self.sync_every is None or ":sync_every=" not in (self.methods or ""),
+            f"plan with --sync-every {self.sync_every} and --methods {self.methods}",
+            because="a method has an H of its own",
+            do="leave one of them out",
+        )
         from thinwire.plan.advice import advise
         from thinwire.plan.calibration import calibrate
         from thinwire.plan.forecast import Forecast, RefusedMethod, forecasts
@@ -267,6 +279,10 @@ def _tables(job: Job, rows: Sequence[Forecast]) -> Iterator[Table]:
         head = ("method", "puts a round", "gets a round", "read a round", "a round", "a day")
         last = () if job.tokens is None else ("the run",)
         yield title, (*head, *last), [_cost(row, job.workers) for row in rows]
+    if job.prices is not None:
+        title = f"all workers, {'a day' if job.tokens is None else 'the run'}"
+        head = ("method", "worker-hours", "of which waiting", "bytes that leave them")
+        yield title, (*head, job.prices.currency), [_bill(row, job) for row in rows]
     shares = [f"{100 * share:.0f} %" for share in UTILISATIONS]
     needed = [(row.method, *map(_bits, row.required_bits_per_s.values())) for row in rows]
     yield "bandwidth in bit/s for a utilisation of", ("method", *shares), needed
@@ -308,6 +324,17 @@ def _cost(row: Forecast, workers: int) -> tuple[str, ...]:
         nbytes_text(workers * row.down_bytes_per_round),
         *(money_text(cost) for cost in costs if cost is not None),
     )
+
+
+def _bill(row: Forecast, job: Job) -> tuple[str, ...]:
+    """Hours and bytes of all workers, and what both and a store cost."""
+    from thinwire.plan.advice import money_text
+    from thinwire.plan.forecast import bill
+
+    its = bill(row, job)
+    hours = (f"{its.worker_hours:,.3g}", f"{its.waiting_hours:,.3g}")
+    cost = "" if its.cost is None else money_text(its.cost)
+    return row.method, *hours, nbytes_text(its.traffic_bytes), cost
 
 
 def _bits(per_s: float, none: str = "any") -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +12,7 @@ import tyro
 
 from thinwire.cli.flags import Option, StoreFlags, Switch, read_address
 from thinwire.cli.output import say
-from thinwire.errors import ExchangeError
+from thinwire.errors import ExchangeError, check
 from thinwire.security.token import optional_token
 
 if TYPE_CHECKING:
@@ -40,6 +40,13 @@ class StatusCommand(StoreFlags):
 
     def main(self, console: Console) -> None:
         """Run the command."""
+        given = [name for name in ("json", "watch", "metrics") if getattr(self, name)]
+        check(
+            len(given) <= 1,
+            f"use {' and '.join(f'--{name}' for name in given)}",
+            because="each shows the run in a way of its own",
+            do="leave all but one out",
+        )
         address = read_address(self.at)
         store, name = address.place, address.run
         from rich.live import Live
@@ -77,10 +84,12 @@ class StatusCommand(StoreFlags):
             console.print(first)
         if not self.watch:
             return
-        with Live(first, console=console) as live, suppress(KeyboardInterrupt):
+        live = Live(first, console=console) if console.is_terminal else None
+        show = console.print if live is None else live.update
+        with live or nullcontext(), suppress(KeyboardInterrupt):
             while True:
                 time.sleep(_INTERVAL_S)
                 try:
-                    live.update(look())
+                    show(look())
                 except ExchangeError as error:  # the store may come back
-                    live.update(Text(str(error)))
+                    show(Text(str(error)))

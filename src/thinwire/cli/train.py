@@ -272,6 +272,12 @@ class ServeCommand(TrainFlags, StoreFlags):
         from thinwire.train import asynchronous
 
         address = read_address(self.at)
+        check(
+            address.workers is None,
+            f"serve {address}",
+            because="its numbers are those of a worker",
+            do=f"leave them out, and pass --workers {address.workers}",
+        )
         config = self.arrivals_config()
         out = self.out or default_out(f"async-{self.method}")
         if not (out / "config.json").exists():

@@ -130,6 +130,12 @@ class Elastic(Transport, Membership):
     ) -> None:
         if is_hub(store):
             hub = HubAddress.read(store)
+            check(
+                not run or run == hub.run or not hub.run,
+                f"join run {run!r}",
+                because=f"the address of the hub has run {hub.run!r}",
+                do="leave one of them out",
+            )
             token, run = token or hub.token(), run or hub.run
         identity = _checked_identity(identity, worker, workers)
         options = options or ElasticOptions()
@@ -422,13 +428,19 @@ class FixedElastic(Elastic):
 def _checked_identity(identity: str | None, worker: int | None, workers: int | None) -> str:
     """The worker's name in the run: as given, or by its number, or random."""
     check(
-        (worker is None and workers is None) or 0 <= (worker or 0) < (workers or 0),
+        workers is None if worker is None else 0 <= worker < (workers or 0),
         f"be worker {worker} of {workers}",
         because="workers of a fixed number are numbered from 0",
         do="pass workers=K and worker=0 to K-1, or neither where workers come and go",
     )
     if identity is None:
         return f"worker-{secrets.token_hex(4)}" if worker is None else f"worker {worker}"
+    check(
+        worker is None,
+        f"call worker {worker} {identity!r}",
+        because="workers of a fixed number have numbers for names",
+        do="leave identity out",
+    )
     check(
         identity.isprintable() and 0 < len(identity) <= _LONGEST_NAME,
         f"call a worker {identity[:50]!r}",

@@ -99,7 +99,7 @@ class Experiment:
         methods: names that `recipe` takes.
         seeds: seeds to run every method with.
         workers: values of K.
-        sync_every: values of H; on an axis of several, a method whose name sets H keeps its own.
+        sync_every: values of H; a method whose name sets H keeps its own.
         inner_lr: peak learning rates of the inner optimizer.
         outer_lr: learning rates of the outer optimizer.
         outer_momentum: momenta of the outer optimizer.
@@ -132,8 +132,14 @@ class Experiment:
         for name in ("methods", "seeds"):
             because, do = f"{name} is empty", f"pass at least one of {name}"
             check(bool(getattr(self, name)), "compare", because=because, do=do)
+        for name, axis in (("seed", "seeds"), ("method", "methods")):
+            because, do = f"{axis} sets it for every run", f"pass {axis}, and leave it out there"
+            check(name not in self.changes, f"change {name}", because=because, do=do)
         if self.tuning is None:
             return
+        unknown = ", ".join(sorted(self.tuning.candidates.keys() - {"", *self.methods}))
+        because, do = "it is not compared", f"name one of {', '.join(self.methods)}"
+        check(not unknown, f"tune {unknown}", because=because, do=do)
         because, do = "one seed picks a rate at the edge of stability", "pass more, such as 0,1,2"
         check(len(self.seeds) > 1, f"tune with seed {self.seeds[0]} alone", because=because, do=do)
         searched = {name for s in self.tuning.candidates.values() for c in s for name in c.given()}

@@ -85,9 +85,7 @@ def _of_one(experiment: Experiment, method: str) -> Iterator[VariantSpec]:
     grid = {rate.name: getattr(experiment, rate.name) for rate in dataclasses.fields(Rates)}
     axes = {"K": experiment.workers, "H": experiment.sync_every} | grid
     swept = {name for name, values in axes.items() if len(unique(values)) > 1}
-    # On an axis of several H, a method keeps the H in its own text.
-    keeps_h = "H" in swept and ":sync_every=" in method
-    has_h = has_rounds(ask(experiment.recipe, method)) and not keeps_h
+    has_h = has_rounds(ask(experiment.recipe, method)) and ":sync_every=" not in method
     for workers, sync_every, rates in itertools.product(
         unique(axes["K"]) or (None,),
         (has_h and unique(axes["H"])) or (None,),

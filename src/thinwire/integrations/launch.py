@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from thinwire.elastic.transport import Elastic
 from thinwire.errors import check
 from thinwire.outer_loop import OuterLoop
-from thinwire.transport import Distributed
+from thinwire.transport import Distributed, Sealed
 
 
 def check_apart(outer: OuterLoop, trainer_ranks: int) -> None:
@@ -23,7 +23,9 @@ def check_apart(outer: OuterLoop, trainer_ranks: int) -> None:
         do="create the trainer's arguments, which start the group, and then pass "
         "Elastic(group=torch.distributed.group.WORLD)",
     )
-    is_one_group = isinstance(outer.transport, Distributed) and outer.workers > 1
+    transport = outer.transport
+    transport = transport.inner if isinstance(transport, Sealed) else transport
+    is_one_group = isinstance(transport, Distributed) and outer.workers > 1
     check(
         trainer_ranks == 1 or not is_one_group,
         f"train {outer.workers} workers under one torchrun",

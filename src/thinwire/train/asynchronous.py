@@ -214,6 +214,12 @@ def _resume(
     if newest:
         state, _ = files.load(newest)
         check_same_run(state["run"]["config"], described)
+        check(
+            len(state["parts"]) == len(parts),
+            f"resume {out} with {len(parts)} parts of a run",
+            because=f"its checkpoint has {len(state['parts'])}, one for each worker among them",
+            do="resume with as many workers as before",
+        )
         for part, its in zip(parts, state["parts"], strict=True):
             part.load_state_dict(its)
     numbers = itertools.count(newest + 1)
@@ -308,6 +314,7 @@ def serve(
         folder.check_same(config.describe())
         if (finished := folder.summary()) is not None:
             return finished
+    torch.set_num_threads(max(1, config.machine.threads))
     its = AsyncRun(config, folder, options)
     serving = connect(its.server)
     with locked(out):

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from thinwire.errors import ConfigurationError, check_range, check_whole
+from thinwire.errors import ConfigurationError, check, check_range, check_whole
 from thinwire.method import Method, describe
 from thinwire.train.data import Data
 from thinwire.train.models import Model
@@ -48,7 +48,7 @@ class WarmupCosine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Intervals:
-    """Intervals of a run, in inner steps; 0 means only at the end.
+    """Intervals of a run, in inner steps; 0 means only at the end, and for checkpoints never.
 
     Args:
         log_steps: between two records of `metrics.jsonl`.
@@ -78,8 +78,8 @@ class Runtime:
         compile: torch.compile the model.
         threads: CPU threads per rank; 0 shares the cores evenly between the ranks of this host.
             It changes the order of sums: a run resumed with another number differs in low bits.
-        timeout_s: seconds after which a silent worker, or an asynchronous server, is an error, if K
-            is fixed.
+        timeout_s: seconds after which a silent worker, or an asynchronous server, is an error;
+            where workers come and go, the default waits as long as measured rounds say.
         outer_device: where the outer state is between rounds: None is the device, "cpu" the host's
             memory.
         worker_size: S, ranks per worker, over which FSDP2 shards the model (torchrun only). It
@@ -95,6 +95,12 @@ class Runtime:
     worker_size: int = 1
 
     def __post_init__(self) -> None:
+        check(
+            self.precision in ("fp32", "bf16"),
+            f"train in precision {self.precision!r}",
+            because="it is neither fp32 nor bf16",
+            do="pass one of them",
+        )
         check_whole("threads", self.threads, least=0, most=_MOST_THREADS)
         check_whole("worker_size", self.worker_size, most=_MOST)
         check_range("timeout_s", self.timeout_s, least=_SOON_S, most=_YEAR_S)

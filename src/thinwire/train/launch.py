@@ -24,7 +24,7 @@ from thinwire.outer_loop import OuterLoop
 from thinwire.runs.folder import RunFolder
 from thinwire.runs.schema import identity_fields
 from thinwire.security.token import find_token
-from thinwire.train.config import TrainConfig
+from thinwire.train.config import Runtime, TrainConfig
 from thinwire.train.data import LoadedData
 from thinwire.train.workers.group import WorkerGroup, cores, simulated
 from thinwire.train.workers.ranks import (
@@ -104,7 +104,7 @@ class ElasticConfig:
         options = ElasticOptions(
             patience=self.patience,
             min_workers=self.min_workers,
-            timeout_s=timeout_s if self.is_fixed else None,
+            timeout_s=timeout_s if self.is_fixed or timeout_s != Runtime().timeout_s else None,
         )
         return Elastic(
             self.at.place,

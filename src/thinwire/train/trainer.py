@@ -80,7 +80,8 @@ def resume(
     """Continue the run in `out` from its newest checkpoint and return the summary.
 
     The result has the same bits as an uninterrupted run, unless `config` has another number of
-    workers: then worker k continues from worker k modulo the old number. In a folder without a run
+    workers: then worker k continues from worker k modulo the old number; an asynchronous run
+    needs the old number. In a folder without a run
     this begins one, and it leaves a finished run as it is. A worker of an elastic run catches up
     with the others, and may resume from a checkpoint of a fixed run.
 

@@ -299,6 +299,11 @@ class WrappedTransport(Transport):
         self._inner, self.added_nbytes = inner, inner.added_nbytes
 
     @property
+    def inner(self) -> Transport:
+        """The wrapped transport."""
+        return self._inner
+
+    @property
     def rank(self) -> int:
         """The wrapped transport's."""
         return self._inner.rank

@@ -94,6 +94,13 @@ class ObjectStore:
             ) from error
         self._errors: Any = importlib.import_module("obstore.exceptions")
         self.url = url if isinstance(url, str) else repr(url)
+        has_options = isinstance(url, str) and not is_hub(url) and not url.startswith("file://")
+        check(
+            has_options or not options,
+            f"use {', '.join(options or ())} for the object store {self.url}",
+            because="they are for stores that a URL opens, such as s3://",
+            do="leave store_options out",
+        )
         self._store: Any = url
         if is_hub(url):
             hub = HubAddress.read(url)
