@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from thinwire.errors import CorpusError
+from thinwire.files import replace_file
 from thinwire.train.data.corpora import ONE_IN, SEPARATOR, Corpus, resolve
 
 SYMPY = "48d000c2186e37e9a4bcdfeff7cd52eca2987e31f0efb3b0a9e479844a151d6c"
@@ -56,6 +57,7 @@ def split(documents: Iterable[bytes], folder: Path, side: bytes) -> Path:
         sides["val" if is_held_out else "train"].append(document + SEPARATOR)
     folder.mkdir(parents=True, exist_ok=True)
     for name, texts in sides.items():
-        tokens = np.frombuffer(b"".join(texts), dtype=np.uint8)
-        tokens.astype("<u2").tofile(folder / f"{name}.bin")
+        tokens = np.frombuffer(b"".join(texts), dtype=np.uint8).astype("<u2")
+        # Another run may have the file mapped into its memory.
+        replace_file(folder / f"{name}.bin", tokens.tofile)
     return folder

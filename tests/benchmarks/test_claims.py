@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import claim_settings
@@ -16,6 +17,7 @@ import claim_tuning
 import claims
 import wire_claims
 from claim_arms import DECOUPLED, arms, borrowed, kind
+from claim_corpora import SEPARATOR, split
 from claim_list import (
     NOT_RUN,
     OPPOSITE,
@@ -371,6 +373,14 @@ def test_losses_are_equal_on_one_kind_of_machine_and_near_on_another(capsys) -> 
     assert again(first + 5e-4, machine="another") is None
     assert again(first + 0.2, machine="another") is not None
     assert again(first, corpus="f" * 64).startswith("not run: demo is of corpus ffff")
+
+
+def test_a_run_that_has_a_corpus_open_keeps_it_while_another_writes_it_again(tmp_path) -> None:
+    split([b"a", b"b", b"c"], tmp_path, side=b"")
+    with (tmp_path / "train.bin").open("rb") as file:
+        split([b"d"], tmp_path, side=b"")
+        text = SEPARATOR.join([b"a", b"b", b"c", b""])
+        assert file.read() == np.frombuffer(text, np.uint8).astype("<u2").tobytes()
 
 
 def test_more_seeds_are_added_to_a_row_of_the_same_method_and_corpus() -> None:

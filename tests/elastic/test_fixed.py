@@ -307,8 +307,6 @@ def test_descriptions_that_cannot_work_are_refused_before_a_folder_is_made(tmp_p
         with pytest.raises(tw.ConfigurationError, match=match):
             Elastic(f"file://{tmp_path}/r", **{"worker": 0, "workers": 2, "run": "r", **fields})
     assert not list(tmp_path.iterdir())
-    with pytest.raises(tw.ConfigurationError, match="'second'; because the address of the hub"):
-        Elastic(f"hub://{SECRET.replace(' ', '-')}@10.9.0.1:1/first", run="second")
 
 
 @pytest.mark.parametrize(

@@ -130,12 +130,6 @@ class Elastic(Transport, Membership):
     ) -> None:
         if is_hub(store):
             hub = HubAddress.read(store)
-            check(
-                not run or run == hub.run or not hub.run,
-                f"join run {run!r}",
-                because=f"the address of the hub has run {hub.run!r}",
-                do="leave one of them out",
-            )
             token, run = token or hub.token(), run or hub.run
         identity = _checked_identity(identity, worker, workers)
         options = options or ElasticOptions()
