@@ -234,7 +234,7 @@ def sparseloco(*, density: float = 1 / 32, **fields: Unpack[MethodFields]) -> Me
     edges of matrices. They have no weight decay; the released code decays all parameters.
 
     Args:
-        density: fraction of the numbers that is sent.
+        density: fraction of the numbers that is sent; `codec` replaces it.
         fields: fields of `Method`.
 
     Raises:
@@ -265,7 +265,7 @@ def sparse_muloco(*, density: float = 1 / 32, **fields: Unpack[MethodFields]) ->
     blocks for Muon. Sent values have one bit, the sign: a second bit gained nothing (docs/log.md).
 
     Args:
-        density: fraction of the numbers that is sent.
+        density: fraction of the numbers that is sent; `codec` replaces it.
         fields: fields of `Method`.
 
     Raises:
@@ -302,7 +302,7 @@ def demo(*, density: float = 1 / 128, **fields: Unpack[MethodFields]) -> Method:
     decay.
 
     Args:
-        density: fraction of the coefficients that is sent.
+        density: fraction of the coefficients that is sent; `codec` replaces it.
         fields: fields of `Method`.
 
     Raises:
@@ -347,7 +347,7 @@ def decoupled_momentum(*, density: float = 1 / 128, **fields: Unpack[MethodField
     one of them.
 
     Args:
-        density: fraction of the coefficients that is sent.
+        density: fraction of the coefficients that is sent; `codec` replaces it.
         fields: fields of `Method`.
 
     Raises:

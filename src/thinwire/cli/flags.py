@@ -125,7 +125,7 @@ class MethodFlags:
     sync_every: Option[int] = None
     """H: inner steps between two exchanges."""
     inner_lr: Option[float] = None
-    """Peak learning rate of the inner optimizer."""
+    """Peak learning rate of the inner optimizer; Muon's is that of matrices."""
     outer_lr: Option[float] = None
     """Learning rate of the outer optimizer."""
     outer_momentum: Option[float] = None
