@@ -93,6 +93,14 @@ def test_what_is_no_host_and_port_is_refused_and_not_printed_whole(address: str)
     assert len(str(caught.value)) < 300
 
 
+@pytest.mark.parametrize("scheme", ["hubs://", "Hub://", "hub:/", "hub//", "hub:", ""])
+def test_no_error_shows_a_token(scheme: str) -> None:
+    for rest in ("@host:29600", "@host:0/first", "@host/first?workers=2"):
+        with pytest.raises(tw.ConfigurationError) as refused:
+            Address.read(f"{scheme}0123456789abcdef{rest}")
+        assert "0123" not in str(refused.value)
+
+
 def test_hosts_and_ports_are_split() -> None:
     found = [split_address(each) for each in ("node:0", "10.0.0.1:65535", "[fe80::1]:7")]
     assert found == [("node", 0), ("10.0.0.1", 65535), ("fe80::1", 7)]

@@ -84,8 +84,8 @@ class Address:
         )
         rest, _, query = text.strip().partition("?")
         scheme, separator, where = rest.partition("://")
-        # No error shows a token.
-        what = f"connect to {re.sub('(?<=hub://)[^@/]*@', '', text)[:200]!r}"
+        # No error shows a token, however the scheme is written.
+        what = f"connect to {re.sub('[^/]*@', '', text)[:200]!r}"
         if not separator or scheme not in _FORMS:
             near = difflib.get_close_matches(scheme.lower(), _FORMS, n=1, cutoff=0.6)
             because = f"{scheme!r} is no scheme of an address"

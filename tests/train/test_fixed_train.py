@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from processes import free_port
 from s3_server import in_aws, s3_server
 from thinwire.cli import main
 from thinwire.train import observers, trainer
@@ -30,6 +31,39 @@ def test_workers_that_share_a_folder_reach_the_digest_of_one_process(tiny, tmp_p
         assert found["workers"] == 2
     assert summaries["worker0"]["requests"]["puts"]
     assert (tmp_path / "worker1" / "model" / "config.json").exists()
+
+
+def test_workers_at_a_port_resume_from_a_step_that_all_have(tiny, tmp_path) -> None:
+    """One saved once more when it was stopped, and the other did not see that coming."""
+
+    def together(*more: str) -> Team:
+        team = Team(tmp_path, config, f"tcp://127.0.0.1:{free_port()}", *more)
+        for worker in range(2):
+            team.start(f"worker{worker}", worker=worker)
+        return team
+
+    config = tiny("diloco", steps=17)
+    with together() as workers:
+        first = workers.finish()
+    checkpoints = tmp_path / "worker1" / "checkpoints"
+    for lost, other in ((16, 12), (12, None)):
+        for name in first:
+            (tmp_path / name / "summary.json").unlink()
+        for file in checkpoints.glob(f"step-*{lost}.*"):
+            file.unlink()
+        if other is None:
+            # The other worker has none of step 4.
+            for file in checkpoints.glob("step-*16.*"):
+                file.rename(file.with_name(file.name.replace("16", "04")))
+        with together("--resume") as workers:
+            if other is None:
+                said = [each.communicate(timeout=150)[1] for each in workers.workers.values()]
+                assert all("none of a step that all have" in each for each in said), said
+            else:
+                again = workers.finish()
+                assert {each["outer_digest"] for each in (*first.values(), *again.values())} == {
+                    first["worker0"]["outer_digest"]
+                }
 
 
 class Begun(Exception):

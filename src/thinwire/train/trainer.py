@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from thinwire.errors import CheckpointError, ExchangeError, MismatchError, RunStopped
+from thinwire.errors import CheckpointError, ExchangeError, MismatchError, RunStopped, check
 from thinwire.outer import DelayedNesterov
 from thinwire.runs.folder import RunFolder
 from thinwire.runs.schema import identity_fields
@@ -363,10 +363,19 @@ class _Trainer:
         limit = max(common, default=0)
         while True:
             mine = max((step for step in common if step <= limit), default=0)
-            newest = self._group.all_gather([float(mine)] * len(self._files))
+            newest = self._group.gather_from_all([float(mine)] * len(self._files))
             if len(set(newest)) == 1:
-                return mine
+                break
             limit = int(min(newest))
+        own = [float(bool(files.steps())) for files in self._files]
+        check(
+            bool(mine) or not all(self._group.gather_from_all(own)),
+            f"resume the run in {self._folder.path}",
+            because="all workers have checkpoints, and none of a step that all have",
+            do="start all of them without --resume in new folders",
+            kind=CheckpointError,
+        )
+        return mine
 
     # -- the end -----------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -13,6 +14,7 @@ from thinwire.elastic.transport import Elastic
 from thinwire.errors import CheckpointError
 from thinwire.train.workers.ranks import under_torchrun
 from thinwire.train.workers.worker import Worker
+from thinwire.transport.base import RoundTag
 
 T = TypeVar("T")
 
@@ -57,6 +59,15 @@ class WorkerGroup:
         transport = self._outer.transport
         self._store = store = transport if isinstance(transport, Elastic) else None
         self.events = store.events if store is not None and self._outer.is_elastic else None
+
+    def gather_from_all(self, numbers: Sequence[float]) -> list[float]:
+        """`all_gather`, and over workers with folders of their own that start with this one."""
+        found, transport = self.all_gather(numbers), self._outer.transport
+        if self._store is not None or self.checkpoint_ranks >= transport.world_size:
+            return found
+        card = msgspec.json.encode(found)
+        cards = transport.announce(card, RoundTag(what="checkpoints", round=0))
+        return [number for each in cards.values() for number in msgspec.json.decode(each)]
 
     # -- progress ----------------------------------------------------------------------------------
 
