@@ -33,6 +33,7 @@ def test_workers_that_share_a_folder_reach_the_digest_of_one_process(tiny, tmp_p
     assert (tmp_path / "worker1" / "model" / "config.json").exists()
 
 
+@pytest.mark.slow
 def test_workers_at_a_port_resume_from_a_step_that_all_have(tiny, tmp_path) -> None:
     """One saved once more when it was stopped, and the other did not see that coming."""
 
