@@ -186,7 +186,8 @@ def _rates(setting: Setting) -> Iterator[str]:
     yield "training side. Neither these seeds nor these documents are reported."
     if setting.budget != WHOLE:
         yield f"At this size only {' and '.join(setting.budget.names)} is searched, from the rates"
-        yield f"of the small size, in runs of {setting.budget.steps} steps with seed 10 alone."
+        yield f"of the small size, in runs of {setting.budget.steps} steps with seed 10 alone;"
+        yield f"for {', '.join(setting.widened)} all settings are."
     yield "The search is not complete: *seeds* are those that chose the rates (0 and 1 belong to an"
     yield "earlier search of four candidates by reported losses), *untried* counts steps from the"
     yield "chosen rates that were not run."
@@ -203,7 +204,7 @@ def _rates(setting: Setting) -> Iterator[str]:
         cells = [f"{chosen[name]:g}" if name in chosen else "" for name in names]
         by = next(each["runs"] for each in row["candidates"] if each["settings"] == chosen)
         tried = [each["settings"] for each in row["candidates"]]
-        untried = sum(step not in tried for _, step in setting.budget.ways(chosen))
+        untried = sum(step not in tried for _, step in setting.budget_of(arm).ways(chosen))
         yield f"| {arm} | {' | '.join(cells)} | {', '.join(by)} | {untried} |"
     yield ""
     for arm, row in rows.items():

@@ -52,6 +52,7 @@ class Setting:
         links_bits_per_s: rates of the links to plan for.
         corpus: writes the corpus into a folder; None is the recipe's.
         budget: what the search for an arm's settings may spend.
+        widened: families whose search is of all settings, whatever the budget names.
         only: arms to run, and to judge claims about; all by default.
         chosen: settings that a search chose for a family, or just for an arm of another K or H.
     """
@@ -68,8 +69,14 @@ class Setting:
     links_bits_per_s: Mapping[str, float]
     corpus: Callable[[Path], Path] | None = None
     budget: Budget = WHOLE
+    widened: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     chosen: Mapping[str, Settings] = field(default_factory=dict)
+
+    def budget_of(self, arm: str) -> Budget:
+        """What the search for an arm may spend."""
+        is_wide = arm in self.widened
+        return dataclasses.replace(self.budget, names=()) if is_wide else self.budget
 
     def method(self, family: str) -> Method:
         """The recipe's method of a family, with this setting's H and rates."""
@@ -147,8 +154,9 @@ MEDIUM = Setting(
     step_s=0.1,
     links_bits_per_s=SMALL.links_bits_per_s,
     corpus=sympy,
-    # Outer settings come from the small size.
+    # Outer settings come from the small size, and are tried for one family.
     budget=Budget(seeds=(10,), steps=800, names=("inner_lr",)),
+    widened=("diloco",),
     only=(*FAMILIES, "muloco 2 bit", "muloco 1 bit"),
 )
 SETTINGS = {setting.name: setting for setting in (SMALL, MEDIUM)}

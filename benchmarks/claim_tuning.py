@@ -12,7 +12,7 @@ validation documents differ from those of the reported runs.
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -236,22 +236,21 @@ def search_all(
     jobs: int,
     *,
     known: Mapping[str, Any],
-    budget: Budget = WHOLE,
+    budget_of: Callable[[str], Budget] = lambda _: WHOLE,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Search the settings of arms, several at a time; yields each row when it is found."""
     if not configs:
         return
     corpus = held_out(next(iter(configs.values())).data.corpus, out / "corpus")
     changes: dict[str, Any] = {"data.corpus": str(corpus), "data.tokenizer": "ids:256"}
-    changes |= {"steps": budget.steps} if budget.steps is not None else {}
     with ProcessPoolExecutor(jobs, mp_context=get_context("forkserver")) as pool:
         running = {
             pool.submit(
                 search,
-                with_changes(config, changes),
+                with_changes(config, {**changes, "steps": budget_of(arm).steps or config.steps}),
                 out / arm.replace(" ", "-"),
                 known.get(arm),
-                budget,
+                budget_of(arm),
             ): arm
             for arm, config in configs.items()
         }

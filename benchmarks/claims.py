@@ -136,12 +136,12 @@ def _search_missing(setting: Setting, out: Path, only: tuple[str, ...]) -> None:
         missing = {
             arm: config
             for arm, config in arms(own).items()
-            if not is_done(known.get(arm), setting.budget)
+            if not is_done(known.get(arm), setting.budget_of(arm))
             and (arm in FAMILIES) == is_family
             and (is_family or arm in wanting or borrowed(own, arm, config))
             and (not only or arm in only)
         }
-        found = search_all(missing, out, setting.jobs, known=known, budget=setting.budget)
+        found = search_all(missing, out, setting.jobs, known=known, budget_of=setting.budget_of)
         for arm, row in found:
             # Written atomically, because time may run out meanwhile.
             write_json(file, {"what": WHAT, "rows": searched(setting) | {arm: row}})
