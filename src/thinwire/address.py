@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl
 
 from thinwire.errors import ConfigurationError, check
@@ -85,7 +85,8 @@ class Address:
         rest, _, query = text.strip().partition("?")
         scheme, separator, where = rest.partition("://")
         # No error shows a token, however the scheme is written.
-        what = f"connect to {re.sub('[^/]*@', '', text)[:200]!r}"
+        shown = re.sub("^(hub://)?.*@", r"\1", text, flags=re.DOTALL)
+        what = f"connect to {shown[:200]!r}"
         if not separator or scheme not in _FORMS:
             near = difflib.get_close_matches(scheme.lower(), _FORMS, n=1, cutoff=0.6)
             because = f"{scheme!r} is no scheme of an address"
@@ -167,12 +168,8 @@ def connect(
     if not address.run:
         assert address.worker is not None  # `read` checks both
         assert address.workers is not None
-        meeting = Rendezvous(
-            address.place,
-            worker=address.worker,
-            workers=address.workers,
-            timeout_s=300.0 if timeout_s is None else timeout_s,
-        )
+        own: dict[str, Any] = {} if timeout_s is None else {"timeout_s": timeout_s}
+        meeting = Rendezvous(address.place, worker=address.worker, workers=address.workers, **own)
         return sealed_by_default(meeting) if token is None else Sealed(meeting, token)
     from torch import distributed
 

@@ -1,5 +1,6 @@
 """`thinwire join` with numbers: a fixed number of workers, each with a run folder of its own."""
 
+import shutil
 import socket
 import subprocess
 import sys
@@ -46,25 +47,31 @@ def test_workers_at_a_port_resume_from_a_step_that_all_have(tiny, tmp_path) -> N
     config = tiny("diloco", steps=17)
     with together() as workers:
         first = workers.finish()
-    checkpoints = tmp_path / "worker1" / "checkpoints"
-    for lost, other in ((16, 12), (12, None)):
+    folder = tmp_path / "worker1"
+
+    def lose(pattern: str) -> None:
         for name in first:
-            (tmp_path / name / "summary.json").unlink()
-        for file in checkpoints.glob(f"step-*{lost}.*"):
+            (tmp_path / name / "summary.json").unlink(missing_ok=True)
+        found = list((folder / "checkpoints").glob(pattern))
+        assert found
+        for file in found:
             file.unlink()
-        if other is None:
-            # The other worker has none of step 4.
-            for file in checkpoints.glob("step-*16.*"):
-                file.rename(file.with_name(file.name.replace("16", "04")))
+
+    lose("*16.*")
+    with together("--resume") as workers:
+        again = workers.finish()
+    digests = {each["outer_digest"] for each in (*first.values(), *again.values())}
+    assert digests == {first["worker0"]["outer_digest"]}
+    # Neither none of the other's steps nor an empty folder makes the other begin anew.
+    lose("*12.*")
+    for file in (folder / "checkpoints").glob("*16.*"):
+        file.rename(file.with_name(file.name.replace("16", "04")))
+    for _ in range(2):
         with together("--resume") as workers:
-            if other is None:
-                said = [each.communicate(timeout=150)[1] for each in workers.workers.values()]
-                assert all("none of a step that all have" in each for each in said), said
-            else:
-                again = workers.finish()
-                assert {each["outer_digest"] for each in (*first.values(), *again.values())} == {
-                    first["worker0"]["outer_digest"]
-                }
+            said = [each.communicate(timeout=150)[1] for each in workers.workers.values()]
+        assert all("none of a step that all have" in each for each in said), said
+        shutil.rmtree(folder, ignore_errors=True)
+    assert len(list((tmp_path / "worker0" / "checkpoints").glob("*.pt"))) == 2
 
 
 class Begun(Exception):

@@ -133,15 +133,8 @@ class Elastic(Transport, Membership):
             token, run = token or hub.token(), run or hub.run
         identity = _checked_identity(identity, worker, workers)
         options = options or ElasticOptions()
-        default = ElasticOptions()
-        for_others = {
-            "least_wait_s": least_wait_s is not None,
-            "snapshot_after": snapshot_after is not None,
-            "cache": cache is not None,
-            "patience": options.patience != default.patience,
-            "min_workers": options.min_workers != default.min_workers,
-        }
-        _check_unused({"keep": keep is not None} if workers is None else for_others, workers)
+        coming = {"least_wait_s": least_wait_s, "snapshot_after": snapshot_after, "cache": cache}
+        _check_unused({"keep": keep} if workers is None else coming, workers, options)
         least_wait_s = LEAST_WAIT_S if least_wait_s is None else least_wait_s
         token = optional_token() if token is None else token
         # Here, because these need what a description of the worker does not.
@@ -444,9 +437,15 @@ def _checked_identity(identity: str | None, worker: int | None, workers: int | N
     return identity
 
 
-def _check_unused(given: Mapping[str, bool], workers: int | None) -> None:
+def _check_unused(
+    others: Mapping[str, object], workers: int | None, options: ElasticOptions
+) -> None:
     """Refuse arguments that a run of this kind would ignore."""
-    names = ", ".join(name for name, is_given in given.items() if is_given)
+    given = [name for name, value in others.items() if value is not None]
+    if workers is not None:
+        own = {name: getattr(options, name) for name in ("patience", "min_workers")}
+        given += [n for n, value in own.items() if value != getattr(ElasticOptions(), n)]
+    names = ", ".join(given)
     of_run, do = ("without", "pass") if workers is None else ("with", "leave out")
     check(
         not names,

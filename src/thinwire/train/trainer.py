@@ -80,10 +80,10 @@ def resume(
     """Continue the run in `out` from its newest checkpoint and return the summary.
 
     The result has the same bits as an uninterrupted run, unless `config` has another number of
-    workers: then worker k continues from worker k modulo the old number; an asynchronous run
-    needs the old number. In a folder without a run
-    this begins one, and it leaves a finished run as it is. A worker of an elastic run catches up
-    with the others, and may resume from a checkpoint of a fixed run.
+    workers: then worker k continues from worker k modulo the old number; an asynchronous run needs
+    the old number. In a folder without a run this begins one, and it leaves a finished run as it
+    is. A worker of an elastic run catches up with the others, and may resume from a checkpoint of a
+    fixed run.
 
     Raises:
         MismatchError: the run was started with another configuration.
@@ -367,12 +367,14 @@ class _Trainer:
             if len(set(newest)) == 1:
                 break
             limit = int(min(newest))
-        own = [float(bool(files.steps())) for files in self._files]
+        has_some = self._group.gather_from_all([float(bool(f.steps())) for f in self._files])
+        # In a shared folder, whose ranks stop together, a first checkpoint may be incomplete.
+        is_lost = any(has_some) if self._group.is_apart else all(has_some)
         check(
-            bool(mine) or not all(self._group.gather_from_all(own)),
+            bool(mine) or not is_lost,
             f"resume the run in {self._folder.path}",
-            because="all workers have checkpoints, and none of a step that all have",
-            do="start all of them without --resume in new folders",
+            because="workers have checkpoints, and none of a step that all have",
+            do="give each worker its own --out of before; or start all of them in new folders",
             kind=CheckpointError,
         )
         return mine

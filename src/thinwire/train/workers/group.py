@@ -44,6 +44,7 @@ class WorkerGroup:
         all_gather: takes this process's numbers, and returns all processes', in rank order. All
             workers have equally many ranks, so a mean over ranks is a mean over workers.
         events: joins, losses and rounds of an elastic run; None in a fixed run.
+        is_apart: whether other workers, with folders of their own, start and stop with this one.
     """
 
     def __init__(
@@ -59,14 +60,15 @@ class WorkerGroup:
         transport = self._outer.transport
         self._store = store = transport if isinstance(transport, Elastic) else None
         self.events = store.events if store is not None and self._outer.is_elastic else None
+        self.is_apart = store is None and ranks < transport.world_size
 
     def gather_from_all(self, numbers: Sequence[float]) -> list[float]:
         """`all_gather`, and over workers with folders of their own that start with this one."""
-        found, transport = self.all_gather(numbers), self._outer.transport
-        if self._store is not None or self.checkpoint_ranks >= transport.world_size:
+        found = self.all_gather(numbers)
+        if not self.is_apart:
             return found
-        card = msgspec.json.encode(found)
-        cards = transport.announce(card, RoundTag(what="checkpoints", round=0))
+        tag = RoundTag(what="checkpoints", round=0)
+        cards = self._outer.transport.announce(msgspec.json.encode(found), tag)
         return [number for each in cards.values() for number in msgspec.json.decode(each)]
 
     # -- progress ----------------------------------------------------------------------------------
