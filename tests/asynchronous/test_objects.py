@@ -26,7 +26,7 @@ from thinwire.elastic.loop_thread import _Loop, run_to_end
 from thinwire.files import replace_file
 from thinwire.plan.shape import Shape
 from thinwire.plan.traffic import traffic
-from thinwire.security.token import Token
+from thinwire.security.token import TOKEN_VARIABLE, Token
 from thinwire.transport import object_store
 from thinwire.transport.object_store import ObjectStore
 from toy import adamw, build_model, descend, loss
@@ -144,6 +144,15 @@ def beside(work: Callable[[], object]) -> threading.Thread:
 
 def simulated(settings: tw.Method, total_steps: int = 30) -> AsyncServer:
     return AsyncTeam(settings, (1.0,), total_steps=total_steps).run().server
+
+
+def test_a_hub_is_opened_with_the_token_that_is_given(monkeypatch) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    model = build_model()
+    worker = AsyncWorker(model, adamw(model), method(), rank=0)
+    with pytest.raises(tw.ConfigurationError, match="no token"):
+        AsyncStoreWorker(worker, "hub://127.0.0.1:9", run="r", token=None)
+    AsyncStoreWorker(worker, "hub://127.0.0.1:9", run="r", token=TOKEN)
 
 
 def test_a_notebook_whose_thread_runs_an_event_loop_can_serve_work_and_look(tmp_path) -> None:

@@ -118,7 +118,7 @@ def read_status(
 def _objects(
     store: str | ObjectStore, run: str, token: Token | None, patience_s: float = 30.0
 ) -> RunObjects:
-    opened = ObjectStore(store) if isinstance(store, str) else store
+    opened = ObjectStore(store, token=token) if isinstance(store, str) else store
     return RunObjects(opened, run, token, patience_s=patience_s)
 
 
