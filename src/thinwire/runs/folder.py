@@ -43,20 +43,15 @@ class RunFolder:
         """Begin a run in this folder, or continue the one that it has.
 
         Raises:
-            ConfigurationError: the folder cannot be written.
+            OSError: the folder cannot be written.
         """
         if self.has_run():
             if read_config(self.path).workers != config["workers"]:
                 write_json(self.path / "config.json", config)
             return
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            (self.path / "metrics.jsonl").write_text("")
-            write_json(self.path / "config.json", config)
-        except OSError as error:
-            raise ConfigurationError(
-                f"start a run in {self.path}", because=str(error), do="pass another --out"
-            ) from error
+        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / "metrics.jsonl").write_text("")
+        write_json(self.path / "config.json", config)
 
     def note_data(self, fingerprint: str) -> None:
         """Record the fingerprint of the tokens: corpora of one name may differ between machines.
