@@ -48,7 +48,7 @@ def _arms(setting: Setting) -> dict[str, TrainConfig]:
     # With few rounds the papers' momentum is a straw man, which some claims are made against.
     papers = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
     found[UNTUNED] = setting.config(renamed(setting, "diloco", UNTUNED, outer=papers))
-    groups = (_intervals, _bits, _sparse, _streams, _decoupled)
+    groups = (_intervals, _bits, _sparse, _streams, _demo, _decoupled)
     for method in (method for group in groups for method in group(setting)):
         found[method.name] = setting.config(method)
     found |= _teams(setting, found) | _gossip(setting) | _scattered(setting, found)
@@ -121,6 +121,13 @@ def _bits(setting: Setting) -> Iterator[Method]:
     yield muloco("1 bit, no feedback", Quantise(bits=1), feedback=NoFeedback())
     long = max(setting.intervals)
     yield muloco(f"1 bit, H={long}", Quantise(bits=1), sync_every=long)
+    if (few := setting.few_rounds) is not None:
+        # What wire_claims.py found for as many rounds (12.5) at the small size.
+        longer = {
+            "feedback": NoFeedback(),
+            "outer": tw.outer.SGD(lr=1.25, momentum=0.6, nesterov=True),
+        }
+        yield muloco(f"1 bit, H={few}", Quantise(bits=1), sync_every=few, **longer)
     for name, codec in {"diloco 2 bit": two, "diloco 2 bit, linear grid": linear}.items():
         yield renamed(setting, "diloco", name, codec=codec, feedback=_FEEDBACK)
 
@@ -161,10 +168,17 @@ def _ladder(setting: Setting) -> Iterator[Method]:
         yield renamed(setting, "sparseloco", f"sparseloco's rates, {rung}", **slots)
 
 
+def _demo(setting: Setting) -> Iterator[Method]:
+    codec = setting.method("demo").codec
+    assert isinstance(codec, codecs.TopK)
+    whole = replace(codec, values=codecs.F32())
+    yield renamed(setting, "demo", "demo, fp32 values", codec=whole)
+
+
 def _decoupled(setting: Setting) -> Iterator[Method]:
     """Decoupled momentum as released and as in its paper, and the baselines that both must beat.
 
-    The released settings (.7, .9) diverge (`thinwire.presets.decoupled_momentum`), so the search
+    Outer (.7, .9) diverges (`thinwire.presets.decoupled_momentum`), so the search
     begins at the choices for MuLoCo and streaming DiLoCo, and at SparseLoCo's inner rate.
     """
     released = tw.presets.decoupled_momentum(

@@ -5,6 +5,7 @@ Both are folders of token shards with a token for each byte.
 
 import hashlib
 import importlib.metadata
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -58,6 +59,7 @@ def split(documents: Iterable[bytes], folder: Path, side: bytes) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name, texts in sides.items():
         tokens = np.frombuffer(b"".join(texts), dtype=np.uint8).astype("<u2")
-        # Another run may have the file mapped into its memory.
-        replace_file(folder / f"{name}.bin", tokens.tofile)
+        # Another run may have the file mapped into its memory, or write it at the same time.
+        own = f".{os.getpid()}.partial"
+        replace_file(folder / f"{name}.bin", tokens.tofile, suffix=own)
     return folder

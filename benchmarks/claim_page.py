@@ -1,5 +1,6 @@
 """The committed result of a setting as a document."""
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -16,11 +17,18 @@ NOTES = {
         "implementation. The arms *over workers* divide by all K, as the paper does: see",
         "[SparseLoCo, by senders](evidence.md#sparseloco-by-senders).",
     ),
+    "Two bits, and what each part brings": (
+        "Unless an arm names a grid, it is ours: mid-rise, per chunk of 4,096. The paper's is the",
+        "statistical one of a tensor.",
+    ),
+    "DeMo": (
+        "Our preset sends a sign and one of two levels for each value, the released code fp32.",
+    ),
     "NoLoCo": (
         "Anchors differ between workers; losses are those of their mean. *As many bytes*: in each",
         "round, a worker of NoLoCo receives one payload, where an all-reduce moves 1.5 with four",
         "workers and 1.75 with eight. So NoLoCo has rounds of 7 and of 6 steps, and DiLoCo of 10.",
-        "Both send fp32.",
+        "The paper compares rounds half as long as DiLoCo's, which was not run. Both send fp32.",
     ),
 }
 """What to know before reading a group's verdicts, by the name of the group."""
@@ -55,17 +63,19 @@ def _head(setting: Setting, found: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield "Losses are validation losses of the outer parameters, in nats per byte. An effect is a"
     yield "difference between losses of the same seeds (same weights, same data), with its 95 %"
-    yield "interval (Student's t). The standard deviation of a loss, after subtracting the means of"
-    yield "arms and seeds, is pooled over the arms of a kind: dense or sparse, with AdamW or with"
-    yield "Muon inside. An arm above three times its kind's median is not pooled. Claims about it,"
-    yield "and those that compare two kinds, use the deviation of their own effect. Some arms that"
-    yield "three seeds left open have six. A claim uses the seeds that all of its arms have; with"
-    yield "six, p is doubled for the second look. p is"
+    yield "interval (Student's t), which is not corrected for other claims. The standard deviation"
+    yield "of a loss, after subtracting the means of arms and seeds, is pooled over the arms of a"
+    yield "kind: dense or sparse, with AdamW or with Muon inside. An arm above three times its"
+    yield "kind's median is not pooled. Claims about it, and those that compare two kinds, use the"
+    yield "deviation of their own effect. Some arms that three seeds left open have up to six. A"
+    yield "claim uses the seeds that all of its arms have; with more than three, p is doubled for"
+    yield "the second look. p is"
     yield "two-sided and corrected by Holm within a paper, including claims that are not run. If it"
     yield f"is below 5 %, a claim is **{REPRODUCED}** or **{OPPOSITE}**; otherwise"
     margin = f"{found['margin_nats']:.4f} nats" if found["margin_nats"] else "what is not known yet"
     yield f"it is {UNDECIDED}. *As good as* allows {margin}: the"
-    yield "standard deviation between seeds of data parallelism, pooled over AdamW and Muon."
+    yield "standard deviation between seeds of data parallelism, pooled over AdamW and Muon"
+    yield f"({' and '.join(_spread(found['rows'], arm) for arm in BASELINES)}): mostly AdamW's."
     yield ""
     yield f"A claim is **{NOT_RUN}** if one of its rows is missing, or has fewer than three seeds,"
     yield "another corpus, settings that have changed since, or rates searched for another K, H or"
@@ -79,6 +89,11 @@ def _head(setting: Setting, found: Mapping[str, Any]) -> Iterator[str]:
     varies = "" if setting.corpus else ", and differs between versions of Python"
     yield f"{first['corpus'][:16]}{varies}."
     yield ""
+
+
+def _spread(rows: Mapping[str, Any], arm: str) -> str:
+    losses = rows[arm]["val_loss_by_seed"].values() if arm in rows else ()
+    return f"{statistics.stdev(losses):.4f}" if len(losses) > 1 else "unknown"
 
 
 def _counts(claims: Sequence[Mapping[str, Any]]) -> str:
@@ -122,7 +137,8 @@ def _rows(setting: Setting, found: Mapping[str, Any]) -> Iterator[str]:
     yield "## All arms"
     yield ""
     yield "Losses with their own standard errors; those without one have one seed. Bytes are what"
-    yield "the transport of one worker counted, headers included; DP (data parallelism) and full"
+    yield "the transport of one worker counted, headers included, or for some rows in fp32 what the"
+    yield "planner computes, which equals it; DP (data parallelism) and full"
     yield "precision send fp32. Through a store or a hub, a worker sends its payload *up* once, for"
     yield "all others to read. Point to point it sends as much as it receives (*down*). *Times"
     yield "fewer* compares up and down together with a ring all-reduce of 16-bit gradients at every"

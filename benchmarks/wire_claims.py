@@ -6,7 +6,7 @@ Model, data and batch are the laptop recipe's, K=4, with a warm-up of 40 steps. 
 and few rounds of one bit, have a search of their own at this length (claim_tuning.py). DiLoCo and
 MuLoCo had two to four inner rates; who names one of them has it searched first. Other codes have
 the recipe's settings; SparseLoCo, which needs a higher rate, had three. Arms that decide nothing
-have one seed, and two arms that three seeds could not rank have six. `wire_claims.py OUT ARM ARM`
+have one seed; AdamW, and the front that is to be below it, have six. `wire_claims.py OUT ARM ARM`
 runs only these arms, keeps the rows of all others, and keeps existing seeds if some are missing.
 """
 
@@ -81,7 +81,7 @@ def arms() -> dict[str, tuple[TrainConfig, tuple[int, ...]]]:
         "sparseloco, k=128": (arm("sparseloco:density=1/32", lr=8e-3), SEEDS),
         **over_workers(),
         **{
-            name: (searched(name), SIX_SEEDS if "H=128" in name else SEEDS)
+            name: (searched(name), SIX_SEEDS if FRONT[name][0] < 200 else SEEDS)
             for name in FRONT
             if name in chosen()
         },

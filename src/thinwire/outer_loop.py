@@ -73,8 +73,8 @@ class Stats:
             in `sent_bytes`.
         consensus_received_bytes: bytes received for the same purpose.
         requests: requests to an object store since the transport was built, by kind; else empty.
-        kernels: what encodes and decodes on the worker's device: "torch", or numba or triton with
-            its version. All produce the same bytes.
+        kernels: what encodes and decodes on the worker's device, for codecs that have kernels:
+            "torch", or numba or triton with its version. All produce the same bytes.
     """
 
     rounds: int
