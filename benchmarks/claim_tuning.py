@@ -65,6 +65,10 @@ class Budget:
     steps: int | None = None
     names: tuple[str, ...] = ()
 
+    def covers(self, config: TrainConfig) -> bool:
+        """Whether the search's runs have at least four rounds, or as many as the reported ones."""
+        return self.steps is None or 4 * config.method.sync_every <= self.steps
+
     def ways(self, settings: Settings, begin: str = "") -> Iterator[tuple[str, dict[str, float]]]:
         """The candidates one step away, in the settings that are searched."""
         return (way for way in steps(settings, begin) if way[0] in (self.names or settings))

@@ -139,6 +139,7 @@ def _search_missing(setting: Setting, out: Path, only: tuple[str, ...]) -> None:
             if not is_done(known.get(arm), setting.budget_of(arm))
             and (arm in FAMILIES) == is_family
             and (is_family or arm in wanting or borrowed(own, arm, config))
+            and setting.budget_of(arm).covers(config)
             and (not only or arm in only)
         }
         found = search_all(missing, out, setting.jobs, known=known, budget_of=setting.budget_of)

@@ -442,7 +442,7 @@ def test_the_evidence_has_the_second_size_s_losses() -> None:
             arm: dict(enumerate(run["val_loss"] for run in long[name][:3]))
             for arm, name in arms_of_1600.items()
         },
-        "2.0M parameters, 3,200 steps, three seeds": {
+        "2.0M parameters, 3,200 steps, five seeds, three of Muon": {
             arm: rows[arm]["val_loss_by_seed"] for arm in arms_of_1600
         },
     }
