@@ -517,7 +517,6 @@ class Worker:
         self.checks.steps(self, pending.tag, before, fragment.digest, was)
         facts = {
             "track": self.fragments.index(fragment),
-            "what": pending.tag.what,
             "round": pending.tag.round,
             "sent_at_step": pending.step,
             "before": before.hex(),

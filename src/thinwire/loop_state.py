@@ -383,7 +383,6 @@ def record_of(
     consequences = {rank: why.consequence() for rank, why in result.left_out.items()}
     facts = {
         "track": state.fragments.index(fragment),
-        "what": pending.tag.what,
         "round": pending.tag.round,
         "sent_at_step": pending.sent_at_step,
         "anchor": pending.tag.anchor.hex(),

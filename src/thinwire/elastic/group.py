@@ -96,7 +96,7 @@ class StoreGroup:
         self.is_asked_to_leave: Callable[[], bool] = lambda: False
         self._thread: LoopThread | None = None
         self._turn, self._is_closed = asyncio.Lock(), False
-        self._kept: dict[tuple[str, int], str] = {}  # of rounds that no one has logged yet
+        self._answers: dict[tuple[str, int], list[tuple[str, Received]]] = {}
         self._missed = 0
 
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
@@ -142,15 +142,25 @@ class StoreGroup:
 
         return result
 
-    def place_of(self, what: str, round: int) -> str:
+    def place_of(self, messages: Sequence[Tensor]) -> str:
         """Name prefix of a finished round's messages; "" if they came from elsewhere."""
-        return self._kept.pop((what, round), "")
+        for key, answers in self._answers.items():
+            for place, answer in answers:
+                same = (
+                    messages[k] is each or torch.equal(messages[k].cpu(), each)
+                    for k, each in answer.items()
+                )
+                if len(messages) == len(self.names) and all(same):
+                    del self._answers[key]
+                    return place
+        return ""
 
     def close(self) -> None:
         """Cancel all exchanges under way."""
         self._is_closed = True
         if self._thread is not None:
             self._thread.close()
+        self._answers.clear()
 
     # -- in the progress thread --------------------------------------------------------------------
 
@@ -160,6 +170,7 @@ class StoreGroup:
         Raises:
             RoundDiscarded: the round does not count here.
         """
+        self._answers[tag.what, tag.round] = []
         place, step = self._objects.place(roll, tag), 0
         began_s, missed, nbytes = now_s(), self._missed, 0
         last: tuple[str, Post] | None = None
@@ -171,8 +182,6 @@ class StoreGroup:
                 nbytes += sum(received[sender].nbytes for sender in post.take)
                 sent = {id(payload): payload.nbytes for payload in post.to.values()}
                 nbytes += sum(sent.values())
-                if post.is_to_all(len(self.names)):
-                    self._kept[tag.what, tag.round] = base
                 last, step = (base, post), step + 1
                 running.answer(received)
         except (RuntimeError, ValueError, ThinwireError) as error:
@@ -203,7 +212,12 @@ class StoreGroup:
             of_lost = partial(self._of_lost, tag, roll, *last, post.stand_in)
             swap = swap._replace(stand_in=of_lost)
         found = await self._swapped(roll, swap, nbytes, absent_s)
-        return self._judged(tag, post, found)
+        received = self._judged(tag, post, found)
+        if post.is_to_all(len(self.names)):
+            # A lone worker receives nothing: its own message tells its rounds apart.
+            answer = received or post.to
+            self._answers.get((tag.what, tag.round), []).append((base, answer))
+        return received
 
     def _judged(
         self, tag: RoundTag, post: Post, found: Mapping[int, Tensor | None]

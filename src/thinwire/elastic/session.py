@@ -43,7 +43,7 @@ _SETTLE_S = 2.0  # without a new worker, before the first roll
 _LEAST_TURN_S = 1.0
 _SILENCE_S = 0.5  # a request that takes longer was perhaps retried
 _AT_ONCE: Final = 16
-_OWN_FACTS: Final = ("what", "counted", "clipped", "flaws")  # no replay needs them
+_OWN_FACTS: Final = ("counted", "clipped", "flaws")  # no replay needs them
 _REMEMBERED: Final = 5  # recent waits for a roll; no roll is expected sooner than the shortest
 
 

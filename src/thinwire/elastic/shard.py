@@ -172,7 +172,7 @@ class Shard:
         uncounted = [rank for rank, name in enumerate(self.group.names) if name not in counted]
         return LoggedRound(
             version=record.version,
-            place=self.group.place_of(record.facts["what"], record.facts["round"]),
+            place=self.group.place_of(record.messages),
             nbytes=sum(message.nbytes for message in record.messages),
             facts=({**record.facts, "uncounted": uncounted},),
         )
