@@ -94,7 +94,11 @@ def calibrate(folder: Path | str, *, step_s: float | None = None) -> Calibration
         do = "pass the folder of a finished run of `thinwire train`, which has a config.json"
         raise ConfigurationError(_what(Path(folder)), because=f"it is {status}", do=do)
     run = status.run
-    method = Method.from_dict(run.config.described["method"])
+    try:
+        method = Method.from_dict(run.config.described["method"])
+    except ConfigurationError as error:
+        do = "plan for a preset instead, with the step time of the run"
+        raise ConfigurationError(_what(run.folder), because=error.because, do=do) from error
     shape, last, summary = _shape(run), run.records[-1], run.summary
     sent = planned_traffic(run, method, shape)
     compute = Compute(step_s=step_s) if step_s is not None else _measured_compute(run, sent)
