@@ -17,6 +17,7 @@ from thinwire.codecs import Identity, Linear, Quantise, Statistical, Tensors
 from thinwire.feedback import ErrorFeedback, NoFeedback
 from thinwire.method import Method
 from thinwire.train.config import TrainConfig
+from thinwire.train.recipes import laptop
 
 # As in the sweeps of MuLoCo (arXiv 2505.23725).
 _FEEDBACK = ErrorFeedback(decay=0.9)
@@ -122,12 +123,10 @@ def _bits(setting: Setting) -> Iterator[Method]:
     long = max(setting.intervals)
     yield muloco(f"1 bit, H={long}", Quantise(bits=1), sync_every=long)
     if (few := setting.few_rounds) is not None:
-        # What wire_claims.py found for as many rounds (12.5) at the small size.
-        longer = {
-            "feedback": NoFeedback(),
-            "outer": tw.outer.SGD(lr=1.25, momentum=0.6, nesterov=True),
-        }
-        yield muloco(f"1 bit, H={few}", Quantise(bits=1), sync_every=few, **longer)
+        # The recipe's settings for as many rounds (12.5), which wire_claims.py found.
+        recipe = laptop("muloco:bits=1:sync_every=128").method
+        slots = {"feedback": recipe.feedback, "outer": recipe.outer}
+        yield muloco(f"1 bit, H={few}", Quantise(bits=1), sync_every=few, **slots)
     for name, codec in {"diloco 2 bit": two, "diloco 2 bit, linear grid": linear}.items():
         yield renamed(setting, "diloco", name, codec=codec, feedback=_FEEDBACK)
 

@@ -75,7 +75,7 @@ def _head(setting: Setting, found: Mapping[str, Any]) -> Iterator[str]:
     margin = f"{found['margin_nats']:.4f} nats" if found["margin_nats"] else "what is not known yet"
     yield f"it is {UNDECIDED}. *As good as* allows {margin}: the"
     yield "standard deviation between seeds of data parallelism, pooled over AdamW and Muon"
-    yield f"({' and '.join(_spread(found['rows'], arm) for arm in BASELINES)}): mostly AdamW's."
+    yield f"({' and '.join(_spread(found['rows'], arm) for arm in BASELINES)})."
     yield ""
     yield f"A claim is **{NOT_RUN}** if one of its rows is missing, or has fewer than three seeds,"
     yield "another corpus, settings that have changed since, or rates searched for another K, H or"

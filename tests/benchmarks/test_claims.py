@@ -505,6 +505,33 @@ def test_the_pages_have_by_how_much_one_bit_is_below_data_parallel_adamw() -> No
     assert of_all[short] < 0.05 < of_front[long]
 
 
+def test_the_pages_have_by_how_much_muloco_is_below_data_parallelism_at_the_second_size() -> None:
+    medium = json.loads((ROOT / "benchmarks/results/claims-medium.json").read_text())
+    (claim,) = (c for c in medium["claims"] if c["claim"] == "MuLoCo is below DP AdamW")
+    effect, few = claim["effect"], medium["rows"]["muloco 1 bit, H=267"]
+    assert claim["verdict"] == REPRODUCED
+    assert len(effect["seeds"]) == 5
+    evidence, readme = (
+        " ".join((ROOT / name).read_text().split()) for name in ("docs/evidence.md", "README.md")
+    )
+
+    def told(digits: int) -> list[str]:
+        ends = (-effect[end] for end in ("mean", "high", "low"))
+        return [f"{each:.{digits}f}".lstrip("0") for each in ends]
+
+    below = "{} below data-parallel AdamW{} ({} to {}, five seeds"
+    mean, low, high = told(3)
+    assert below.format(mean, "**", low, high) in evidence
+    assert f"; p = {effect['p_holm']:.2f}, doubled".replace("0.", ".") in evidence
+    mean, low, high = told(2)
+    assert below.format(mean, "", low, high) in readme
+    minus = few["minus_ddp"]
+    half = quantile(2) * minus["standard_error"]
+    ends = f"({minus['mean'] - half:+.3f} to {minus['mean'] + half:+.3f};".replace("0.", ".")
+    assert f"{minus['mean']:+.3f} from AdamW {ends}".replace("0.", ".") in evidence
+    assert f"with {few['times_fewer_by_store']:,.0f} times fewer bytes" in evidence
+
+
 def test_the_readme_counts_today_s_verdicts_of_papers() -> None:
     found = Counter(c["verdict"] for c in COMMITTED["claims"] if c["source"] != OURS)
     good, undecided, opposite = (found[each] for each in (REPRODUCED, UNDECIDED, OPPOSITE))
