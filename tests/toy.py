@@ -1,6 +1,7 @@
 """A model small enough to check by hand, and K workers that train it in one process."""
 
 import io
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +15,11 @@ from thinwire.outer import FragmentContext, OuterState
 from thinwire.storage import StatePlacement
 
 BuildOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
+_SEEDING = threading.Lock()  # torch has one random generator for all threads
 
 
 def build_model(seed: int = 0) -> nn.Module:
-    with torch.random.fork_rng():
+    with _SEEDING, torch.random.fork_rng():
         torch.manual_seed(seed)
         return nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 3))
 

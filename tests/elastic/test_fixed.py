@@ -210,12 +210,8 @@ def test_names_of_exchanges_are_names_of_objects() -> None:
     assert all("/" not in name and name != ".." for name in made)
 
 
-BUILDING = threading.Lock()  # torch has one random generator
-
-
 def loop(transport: Elastic, **fields) -> tw.OuterLoop:
-    with BUILDING:
-        model = build_model()
+    model = build_model()
     method = tw.presets.diloco(**{"sync_every": 3} | fields)
     return tw.OuterLoop(model, adamw(model), method, transport=transport)
 
