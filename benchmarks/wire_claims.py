@@ -8,6 +8,9 @@ MuLoCo had two to four inner rates; who names one of them has it searched first.
 the recipe's settings; SparseLoCo, which needs a higher rate, had three. Arms that decide nothing
 have one seed; AdamW, and the front that is to be below it, have six. `wire_claims.py OUT ARM ARM`
 runs only these arms, keeps the rows of all others, and keeps existing seeds if some are missing.
+
+Arms of two workers run for 3,200 steps. Each had three inner rates or more, by one seed; outer
+settings are the recipe's for as many rounds.
 """
 
 import dataclasses
@@ -22,7 +25,7 @@ from typing import Any
 from msgspec import to_builtins
 
 import thinwire as tw
-from claim_tuning import search_all, with_settings
+from claim_tuning import WHOLE, Budget, search_all, with_settings
 from moved_bytes import megabytes, moved
 from setting import write_runs
 from thinwire.aggregate import MeanOverWorkers
@@ -38,6 +41,8 @@ from thinwire.train.trainer import resume
 SEEDS, SIX_SEEDS = (0, 1, 2), (0, 1, 2, 3, 4, 5)
 STEPS, WARMUP_STEPS = 1600, 40
 BASELINES = ("ddp, AdamW", "ddp, Muon")
+TWO = "two workers, "
+"""How the names of arms with two workers begin, which have baselines of their own."""
 FRONT = {
     "muloco, 1 bit, H=64, own settings": (64, 1),
     "muloco, 1 bit, H=128, own settings": (128, 1),
@@ -55,8 +60,8 @@ def arm(text: str, **inner: float) -> TrainConfig:
     return dataclasses.replace(config, method=dataclasses.replace(config.method, inner=built))
 
 
-def with_muon(config: TrainConfig) -> TrainConfig:
-    muon = dataclasses.replace(laptop("muloco").method.inner, lr=1e-2)
+def with_muon(config: TrainConfig, lr: float = 1e-2) -> TrainConfig:
+    muon = dataclasses.replace(laptop("muloco").method.inner, lr=lr)
     return dataclasses.replace(config, method=dataclasses.replace(config.method, inner=muon))
 
 
@@ -85,6 +90,11 @@ def arms() -> dict[str, tuple[TrainConfig, tuple[int, ...]]]:
             for name in FRONT
             if name in chosen()
         },
+        **{
+            name: (searched(name), SIX_SEEDS if name.endswith(("AdamW", "H=200")) else SEEDS)
+            for name in two_workers()
+            if name in chosen()
+        },
     }
 
 
@@ -105,7 +115,21 @@ def starts() -> dict[str, TrainConfig]:
         method = dataclasses.replace(config.method, name=name, **slots)
         begin = {"outer_momentum": 0.3, "feedback_decay": 0.0}
         found[name] = long(dataclasses.replace(config, method=with_settings(method, begin)))
-    return found
+    return found | two_workers()
+
+
+def two_workers() -> dict[str, TrainConfig]:
+    few_rounds = dataclasses.replace(laptop("muloco:bits=1:sync_every=64").method, sync_every=200)
+    found = {
+        "ddp, AdamW": arm("ddp", lr=2e-3),
+        "ddp, Muon": with_muon(arm("ddp"), lr=5e-3),
+        "muloco, 1 bit, H=20": laptop("muloco:bits=1:sync_every=20"),
+        "muloco, 1 bit, H=200": dataclasses.replace(laptop("muloco"), method=few_rounds),
+    }
+    return {
+        TWO + name: long(dataclasses.replace(config, workers=2, steps=2 * STEPS))
+        for name, config in found.items()
+    }
 
 
 def chosen() -> dict[str, Any]:
@@ -122,9 +146,17 @@ def search_missing(out: Path, only: list[str]) -> None:
     missing = {
         name: config for name, config in starts().items() if name in only and name not in chosen()
     }
-    for name, row in search_all(missing, out / "tuning", jobs=2, known={}):
+    one_seed = Budget(seeds=(10,), names=("inner_lr",))
+    for name, row in search_all(
+        missing,
+        out / "tuning",
+        jobs=2,
+        known={},
+        budget_of=lambda name: one_seed if name.startswith(TWO) else WHOLE,
+    ):
         rows = chosen() | {name: row}
-        what = f"as in claims-small-tuning.json, {STEPS} steps"
+        what = f"as in claims-small-tuning.json, {STEPS} steps; {TWO.rstrip(', ')}: {2 * STEPS} "
+        what += "steps, inner rates alone, by one seed"
         rows = {arm: rows[arm] for arm in starts() if arm in rows}
         write_json(TUNING, {"what": what, "rows": rows})
         print(f"{name}: {row['chosen']}, {row['why']}", flush=True)
@@ -171,10 +203,10 @@ def one(out: Path, name: str, config: TrainConfig, seed: int) -> dict[str, Any]:
 
 
 def long(config: TrainConfig) -> TrainConfig:
-    """`config` at this length."""
+    """`config` at this length, or at its own if that is longer."""
     return dataclasses.replace(
         config,
-        steps=STEPS,
+        steps=max(STEPS, config.steps),
         schedule=WarmupCosine(warmup_steps=WARMUP_STEPS),
         periods=dataclasses.replace(config.periods, evaluate_steps=400, checkpoint_steps=400),
     )
@@ -186,18 +218,19 @@ def folder(name: str) -> str:
 
 def write(runs: dict[str, list[dict[str, Any]]]) -> None:
     what = "validation loss in nats per byte, laptop model, K=4, H=10 unless said, "
-    what += f"{STEPS} steps, warm-up {WARMUP_STEPS}"
+    what += f"{STEPS} steps ({2 * STEPS} with two workers), warm-up {WARMUP_STEPS}"
     write_runs(__file__, what, runs, seeds=SEEDS, rows=rows_of(runs))
 
 
 def rows_of(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     losses = {n: dict(enumerate(run["val_loss"] for run in same)) for n, same in runs.items()}
-    return {name: row(same[0], losses[name], losses) for name, same in runs.items()}
+    return {name: row(name, same[0], losses) for name, same in runs.items()}
 
 
-def row(run: dict[str, Any], own: dict[int, float], losses: dict[str, dict[int, float]]) -> Any:
+def row(name: str, run: dict[str, Any], losses: dict[str, dict[int, float]]) -> Any:
     """An arm's row in tables: losses, differences to both baselines, and bytes."""
-    minus = {base: paired_difference(own, losses[base]) for base in BASELINES}
+    own, of = losses[name], TWO if name.startswith(TWO) else ""
+    minus = {base: paired_difference(own, losses[of + base]) for base in BASELINES}
     size = {each: run[each] for each in ("workers", "parameters", "steps")}
     return {
         "val_loss": to_builtins(estimate(own)),
@@ -213,7 +246,7 @@ def cells(name: str, row: Mapping[str, Any], *, baselines: bool) -> str:
     """
     losses = [row["val_loss"], *(row[f"minus_{base}"] for base in BASELINES if baselines)]
     found = [Estimate(**loss).text("+.3f" if n else ".3f") for n, loss in enumerate(losses)]
-    if name in BASELINES:
+    if name.removeprefix(TWO) in BASELINES:
         return " | ".join([*found, *[megabytes(row["all_reduce_bytes_each_way"])] * 2, "1", "1"])
     found += [megabytes(row[f"{way}_bytes_per_worker"]) for way in ("sent", "received")]
     found += [times_text(row[f"times_fewer_{how}"]) for how in ("by_store", "point_to_point")]

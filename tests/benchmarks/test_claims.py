@@ -472,6 +472,7 @@ def test_the_evidence_has_the_second_size_s_losses() -> None:
 
 def test_the_pages_have_by_how_much_one_bit_is_below_data_parallel_adamw() -> None:
     rows = wire_claims.rows_of(wire_claims.committed())
+    rows = {arm: row for arm, row in rows.items() if not arm.startswith(wire_claims.TWO)}
     minus = {arm: row["minus_ddp, AdamW"] for arm, row in rows.items() if arm != "ddp, AdamW"}
     minus = {arm: by for arm, by in minus.items() if len(by["seeds"]) > 1}
 
@@ -503,6 +504,33 @@ def test_the_pages_have_by_how_much_one_bit_is_below_data_parallel_adamw() -> No
     assert f"p = {p(long):.2f}, doubled".replace("0.", ".") in evidence
     assert f"p is {of_front[long]:.2f}, and this is not decided".replace("0.", ".") in evidence
     assert of_all[short] < 0.05 < of_front[long]
+
+
+def test_the_pages_have_what_two_workers_reach() -> None:
+    rows = {
+        arm.removeprefix(wire_claims.TWO): row
+        for arm, row in wire_claims.rows_of(wire_claims.committed()).items()
+        if arm.startswith(wire_claims.TWO)
+    }
+    text = (ROOT / "docs/evidence.md").read_text().partition("### Two workers\n")[2]
+    table = [line for line in text.partition("\n### ")[0].splitlines() if line.startswith("| ")]
+    cells = [wire_claims.cells(arm, row, baselines=True) for arm, row in rows.items()]
+    assert [line.split(" | ", 1)[1].removesuffix(" |") for line in table[1:]] == cells
+    row = rows["muloco, 1 bit, H=200"]
+    few, minus = row["times_fewer_by_store"], row["minus_ddp, AdamW"]
+    assert few == row["times_fewer_point_to_point"]
+    half = quantile(5) * minus["standard_error"]
+    below, least, most = (f"{-minus['mean'] + by:.3f}" for by in (0, -half, half))
+    of_all = [r["minus_ddp, AdamW"] for arm, r in rows.items() if arm != "ddp, AdamW"]
+    found = [two_sided(m["mean"] / m["standard_error"], len(m["seeds"]) - 1) for m in of_all]
+    assert f"p = {holm(found)[-1]:.3f} by Holm".replace("0.", ".") in text
+    told = (
+        f"{below} below data-parallel AdamW with {few:,.0f} times fewer bytes** ({least} to {most}"
+    )
+    assert told in " ".join(text.split())
+    told = f"{few:,.0f} times fewer bytes, and {below} below data-parallel AdamW ({least} to {most}"
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert told.replace(" 0.", " .").replace("(0.", "(.") in readme
 
 
 def test_the_pages_have_by_how_much_muloco_is_below_data_parallelism_at_the_second_size() -> None:
