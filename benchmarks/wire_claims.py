@@ -91,8 +91,8 @@ def arms() -> dict[str, tuple[TrainConfig, tuple[int, ...]]]:
             if name in chosen()
         },
         **{
-            name: (searched(name), SIX_SEEDS if name.endswith(("AdamW", "H=200")) else SEEDS)
-            for name in two_workers()
+            name: (searched(name), seeds)
+            for name, (_, seeds) in two_workers().items()
             if name in chosen()
         },
     }
@@ -115,20 +115,23 @@ def starts() -> dict[str, TrainConfig]:
         method = dataclasses.replace(config.method, name=name, **slots)
         begin = {"outer_momentum": 0.3, "feedback_decay": 0.0}
         found[name] = long(dataclasses.replace(config, method=with_settings(method, begin)))
-    return found | two_workers()
+    return found | {name: config for name, (config, _) in two_workers().items()}
 
 
-def two_workers() -> dict[str, TrainConfig]:
+def two_workers() -> dict[str, tuple[TrainConfig, tuple[int, ...]]]:
     few_rounds = dataclasses.replace(laptop("muloco:bits=1:sync_every=64").method, sync_every=200)
     found = {
-        "ddp, AdamW": arm("ddp", lr=2e-3),
-        "ddp, Muon": with_muon(arm("ddp"), lr=5e-3),
-        "muloco, 1 bit, H=20": laptop("muloco:bits=1:sync_every=20"),
-        "muloco, 1 bit, H=200": dataclasses.replace(laptop("muloco"), method=few_rounds),
+        "ddp, AdamW": (arm("ddp", lr=2e-3), SIX_SEEDS),
+        "ddp, Muon": (with_muon(arm("ddp"), lr=5e-3), SEEDS),
+        "muloco, 1 bit, H=20": (laptop("muloco:bits=1:sync_every=20"), SEEDS),
+        "muloco, 1 bit, H=200": (
+            dataclasses.replace(laptop("muloco"), method=few_rounds),
+            SIX_SEEDS,
+        ),
     }
     return {
-        TWO + name: long(dataclasses.replace(config, workers=2, steps=2 * STEPS))
-        for name, config in found.items()
+        TWO + name: (long(dataclasses.replace(config, workers=2, steps=2 * STEPS)), seeds)
+        for name, (config, seeds) in found.items()
     }
 
 
@@ -155,7 +158,7 @@ def search_missing(out: Path, only: list[str]) -> None:
         budget_of=lambda name: one_seed if name.startswith(TWO) else WHOLE,
     ):
         rows = chosen() | {name: row}
-        what = f"as in claims-small-tuning.json, {STEPS} steps; {TWO.rstrip(', ')}: {2 * STEPS} "
+        what = f"as in claims-small-tuning.json, {STEPS} steps; two workers: {2 * STEPS} "
         what += "steps, inner rates alone, by one seed"
         rows = {arm: rows[arm] for arm in starts() if arm in rows}
         write_json(TUNING, {"what": what, "rows": rows})

@@ -2,7 +2,8 @@
 
 import io
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +19,15 @@ BuildOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 _SEEDING = threading.Lock()  # torch has one random generator for all threads
 
 
-def build_model(seed: int = 0) -> nn.Module:
+@contextmanager
+def seeded(seed: int) -> Generator[None]:
     with _SEEDING, torch.random.fork_rng():
         torch.manual_seed(seed)
+        yield
+
+
+def build_model(seed: int = 0) -> nn.Module:
+    with seeded(seed):
         return nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 3))
 
 
@@ -34,8 +41,7 @@ def loss(model: nn.Module, step: int, worker: int, *, workers: int = 1) -> Tenso
 
 def build_matrices() -> nn.Module:
     """A model of matrices only, with sides that are multiples of 64."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
+    with seeded(0):
         wide, back = nn.Linear(64, 128, bias=False), nn.Linear(128, 64, bias=False)
         return nn.Sequential(nn.Embedding(64, 64), wide, nn.Tanh(), back)
 
