@@ -55,8 +55,9 @@ clean:  ## remove the environment, run folders, caches and build leftovers
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp, so that an interrupted or outdated installation is completed before anything runs in it.
-# Modules are compiled when they are first imported: to compile all of them takes twice as long as to
-# unpack them.
+# Modules are compiled when they are first imported, and kept whatever the environment says: to compile
+# all of them takes twice as long as to unpack them, and tests start hundreds of processes.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL = $(BIN)/python -m pip install --no-compile -c constraints.txt
 
 .venv/.ready: .venv/.demo
