@@ -11,11 +11,13 @@ validation documents differ from those of the reported runs.
 
 import dataclasses
 import math
+import os
 import statistics
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -247,7 +249,8 @@ def search_all(
         return
     corpus = held_out(next(iter(configs.values())).data.corpus, out / "corpus")
     changes: dict[str, Any] = {"data.corpus": str(corpus), "data.tokenizer": "ids:256"}
-    with ProcessPoolExecutor(jobs, mp_context=get_context("forkserver")) as pool:
+    context = get_context("forkserver")
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_end_with_parent) as pool:
         running = {
             pool.submit(
                 search,
@@ -260,3 +263,15 @@ def search_all(
         }
         for ended in as_completed(running):
             yield running[ended], ended.result()
+
+
+def _end_with_parent() -> None:
+    """Otherwise a search goes on for hours after its command was killed."""
+    parent = parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
