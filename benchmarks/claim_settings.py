@@ -48,6 +48,7 @@ class Setting:
         sync_every: H of arms that are not about H.
         intervals: values of H for arms that are.
         few_rounds: H of an arm of one bit that sends 3,000 times fewer bytes; None for no such arm.
+        pair_every: H of an arm of two workers and one bit; None for no such arm.
         jobs: runs at a time.
         step_s: seconds of an inner step, for planning wall-clock.
         links_bits_per_s: rates of the links to plan for.
@@ -66,6 +67,7 @@ class Setting:
     sync_every: int
     intervals: tuple[int, ...]
     few_rounds: int | None = None
+    pair_every: int | None = None
     jobs: int
     step_s: float
     links_bits_per_s: Mapping[str, float]
@@ -153,6 +155,7 @@ MEDIUM = Setting(
     sync_every=10,
     intervals=SMALL.intervals,
     few_rounds=267,
+    pair_every=20,
     jobs=2,
     step_s=0.1,
     links_bits_per_s=SMALL.links_bits_per_s,
@@ -160,7 +163,13 @@ MEDIUM = Setting(
     # Outer settings come from the small size, and are tried for one family.
     budget=Budget(seeds=(10,), steps=800, names=("inner_lr",)),
     widened=("diloco",),
-    only=(*FAMILIES, "muloco 2 bit", "muloco 1 bit", "muloco 1 bit, H=267"),
+    only=(
+        *FAMILIES,
+        "muloco 2 bit",
+        "muloco 1 bit",
+        "muloco 1 bit, H=267",
+        "muloco 1 bit K=2 H=20",
+    ),
 )
 SETTINGS = {setting.name: setting for setting in (SMALL, MEDIUM)}
 

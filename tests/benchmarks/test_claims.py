@@ -53,7 +53,7 @@ def test_arms_are_configured_alike_and_claims_are_about_arms_that_run(name: str)
     assert len({folder_name(arm) for arm in found}) == len(found) > 10
     assert len({config.tokens_per_step for config in found.values()}) == 1
     sizes = {config.workers for config in found.values()}
-    assert sizes == ({4} if setting.only else {*setting.team_sizes})
+    assert sizes == ({2, 4} if setting.only else {*setting.team_sizes})
     assert all(config.method.name == arm for arm, config in found.items())
     assert all(sum(claim.weights.values()) == 0 for claim in judged)
     about = [claim for claim in judged if claim.weights.keys() <= found.keys()]
@@ -558,6 +558,29 @@ def test_the_pages_have_by_how_much_muloco_is_below_data_parallelism_at_the_seco
     ends = f"({minus['mean'] - half:+.3f} to {minus['mean'] + half:+.3f};".replace("0.", ".")
     assert f"{minus['mean']:+.3f} from AdamW {ends}".replace("0.", ".") in evidence
     assert f"with {few['times_fewer_by_store']:,.0f} times fewer bytes" in evidence
+
+
+def test_the_pages_have_how_close_two_workers_are_to_data_parallel_muon() -> None:
+    rows = json.loads((ROOT / "benchmarks/results/claims-medium.json").read_text())["rows"]
+    row, whole = rows["muloco 1 bit K=2 H=20"], rows["ddp-muon"]["val_loss"]["mean"]
+    few, minus = row["times_fewer_by_store"], row["minus_ddp-muon"]
+    assert few == row["times_fewer_point_to_point"]
+    assert minus["seeds"] == [0, 1, 2]
+    half = quantile(2) * minus["standard_error"]
+    by, low, high = (minus["mean"] + each for each in (0, -half, half))
+    percent = f"{100 * by / whole:.1f} %"
+    ends = f"{low:+.3f} to {high:+.3f}".replace("0.", ".")
+    evidence, readme, comparing = (
+        " ".join((ROOT / name).read_text().split())
+        for name in ("docs/evidence.md", "README.md", "docs/comparing.md")
+    )
+    assert f"{percent} above data-parallel Muon with {few:.0f} times fewer bytes**" in evidence
+    told = f"{by:+.3f} in the mean of three seeds ({ends}, so that {100 * high / whole:.1f} % is"
+    assert told.replace("+0.", "+.") in evidence
+    told = f"{few:.0f} times fewer bytes, and end {by:.3f} ({percent}) above data-parallel Muon"
+    assert f"{told} ({ends}".replace("end 0.", "end .") in readme
+    ends = f"{100 * low / whole:.1f} to {100 * high / whole:.1f} %".replace("-0.", "-.")
+    assert f"[{percent} with 2.0M parameters](evidence.md#a-second-size) ({ends})" in comparing
 
 
 def test_the_readme_counts_today_s_verdicts_of_papers() -> None:
