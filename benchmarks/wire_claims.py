@@ -3,10 +3,9 @@
 python benchmarks/wire_claims.py OUT       resumable; about two minutes a run on two cores
 
 Model, data and batch are the laptop recipe's, K=4, with a warm-up of 40 steps. Data parallelism,
-and few rounds of one bit, have a search of their own at this length (claim_tuning.py). DiLoCo and
-MuLoCo had two to four inner rates; who names one of them has it searched first. Other codes have
-the recipe's settings; SparseLoCo, which needs a higher rate, had three. Arms that decide nothing
-have one seed; AdamW, and the front that is to be below it, have six. `wire_claims.py OUT ARM ARM`
+DiLoCo and MuLoCo have a search of their inner rates at this length (claim_tuning.py), few rounds of
+one bit one of all settings. Other codes have the recipe's settings; SparseLoCo, which needs a
+higher rate, had three. Arms that decide nothing have one seed; AdamW, and the front that is to be below it, have six. `wire_claims.py OUT ARM ARM`
 runs only these arms, keeps the rows of all others, and keeps existing seeds if some are missing.
 
 Arms of two workers run for 3,200 steps. Each had three inner rates or more, by one seed; outer
@@ -149,20 +148,19 @@ def search_missing(out: Path, only: list[str]) -> None:
     missing = {
         name: config for name, config in starts().items() if name in only and name not in chosen()
     }
-    one_seed = Budget(seeds=(10,), names=("inner_lr",))
-    for name, row in search_all(
-        missing,
-        out / "tuning",
-        jobs=2,
-        known={},
-        budget_of=lambda name: one_seed if name.startswith(TWO) else WHOLE,
-    ):
+    for name, row in search_all(missing, out / "tuning", jobs=2, known={}, budget_of=budget_of):
         rows = chosen() | {name: row}
-        what = f"as in claims-small-tuning.json, {STEPS} steps; two workers: {2 * STEPS} "
-        what += "steps, inner rates alone, by one seed"
+        what = f"as in claims-small-tuning.json, {STEPS} steps, and inner rates alone but for one "
+        what += f"bit; two workers: {2 * STEPS} steps, inner rates alone, by one seed"
         rows = {arm: rows[arm] for arm in starts() if arm in rows}
         write_json(TUNING, {"what": what, "rows": rows})
         print(f"{name}: {row['chosen']}, {row['why']}", flush=True)
+
+
+def budget_of(name: str) -> Budget:
+    """What the search for an arm may spend; all settings only for few rounds of one bit."""
+    seeds = Budget.seeds[:1] if name.startswith(TWO) else Budget.seeds
+    return WHOLE if name in FRONT else Budget(seeds=seeds, names=("inner_lr",))
 
 
 def over_workers() -> dict[str, tuple[TrainConfig, tuple[int, ...]]]:
