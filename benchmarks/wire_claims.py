@@ -5,8 +5,9 @@ python benchmarks/wire_claims.py OUT       resumable; about two minutes a run on
 Model, data and batch are the laptop recipe's, K=4, with a warm-up of 40 steps. Data parallelism,
 DiLoCo and MuLoCo have a search of their inner rates at this length (claim_tuning.py), few rounds of
 one bit one of all settings. Other codes have the recipe's settings; SparseLoCo, which needs a
-higher rate, had three. Arms that decide nothing have one seed; AdamW, and the front that is to be below it, have six. `wire_claims.py OUT ARM ARM`
-runs only these arms, keeps the rows of all others, and keeps existing seeds if some are missing.
+higher rate, had three. Arms that decide nothing have one seed; AdamW, and the front that is to be
+below it, have six. `wire_claims.py OUT ARM ARM` runs only these arms, keeps the rows of all others,
+and keeps existing seeds if some are missing.
 
 Arms of two workers run for 3,200 steps. Each had three inner rates or more, by one seed; outer
 settings are the recipe's for as many rounds.
