@@ -7,7 +7,7 @@ DiLoCo and MuLoCo have a search of their inner rates at this length (claim_tunin
 one bit one of all settings. Other codes have the recipe's settings; SparseLoCo, which needs a
 higher rate, had three. Arms that decide nothing have one seed; AdamW, and the front that is to be
 below it, have six. `wire_claims.py OUT ARM ARM` runs only these arms, keeps the rows of all others,
-and keeps existing seeds if some are missing.
+and keeps existing seeds if some are missing and the others had the same settings.
 
 Arms of two workers run for 3,200 steps. Each had three inner rates or more, by one seed; outer
 settings are the recipe's for as many rounds.
@@ -25,6 +25,7 @@ from typing import Any
 from msgspec import to_builtins
 
 import thinwire as tw
+from claim_list import fingerprint
 from claim_tuning import WHOLE, Budget, search_all, with_settings
 from moved_bytes import megabytes, moved
 from setting import write_runs
@@ -187,12 +188,20 @@ def main() -> None:
     runs = committed() if only else {}
     for name, (config, seeds) in every.items():
         if name in only or name not in runs:
-            known = runs.get(name, [])
-            known = known if len(known) < len(seeds) else []
+            known = kept(runs.get(name, []), config, seeds)
             runs[name] = known + [one(out, name, config, seed) for seed in seeds[len(known) :]]
         mean = statistics.fmean(run["val_loss"] for run in runs[name])
         print(f"{mean:.4f}  {name}, {len(runs[name])} seeds", flush=True)
     write({name: runs[name] for name in every})
+
+
+def kept(
+    known: list[dict[str, Any]], config: TrainConfig, seeds: tuple[int, ...]
+) -> list[dict[str, Any]]:
+    """Runs to add seeds to: none if all are there, or if one may have had other settings."""
+    own = fingerprint(config.method)
+    is_own = all(run.get("fingerprint") == own for run in known)
+    return known if is_own and len(known) < len(seeds) else []
 
 
 def committed() -> dict[str, list[dict[str, Any]]]:
@@ -201,7 +210,8 @@ def committed() -> dict[str, list[dict[str, Any]]]:
 
 
 def one(out: Path, name: str, config: TrainConfig, seed: int) -> dict[str, Any]:
-    return resume(dataclasses.replace(long(config), seed=seed), out / f"{folder(name)}-seed{seed}")
+    run = resume(dataclasses.replace(long(config), seed=seed), out / f"{folder(name)}-seed{seed}")
+    return {**run, "fingerprint": fingerprint(config.method)}
 
 
 def long(config: TrainConfig) -> TrainConfig:

@@ -2,9 +2,11 @@
 
 import json
 import math
+import os
 import random
 import re
 import statistics
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +36,7 @@ from claim_page import page
 from claim_settings import SETTINGS, SMALL, tuned
 from claim_statistics import holm, quantile, two_sided
 from claims import reproduced, with_other_seeds
+from processes import start
 from thinwire.experiments.grid import folder_name
 from thinwire.runs.statistics import Estimate, paired_difference
 from thinwire.train.data.corpora import resolve
@@ -717,3 +720,30 @@ def test_the_laptop_recipe_has_what_few_rounds_of_one_bit_were_found_to_want() -
         laptop("muloco").method.outer,
     )
     assert laptop("muloco:bits=2:sync_every=64").method.feedback == more.feedback
+
+
+def test_runs_with_other_rates_are_not_taken_for_seeds_of_an_arm() -> None:
+    config = wire_claims.arm("muloco")
+    run = {"val_loss": 1.0, "fingerprint": fingerprint(config.method)}
+    other = run | {"fingerprint": fingerprint(wire_claims.arm("muloco", lr=1e-3).method)}
+    assert wire_claims.kept([run, run], config, (0, 1, 2)) == [run, run]
+    assert wire_claims.kept([run, run], config, (0, 1)) == []  # named again: runs anew
+    for unlike in (other, {"val_loss": 1.0}):
+        assert wire_claims.kept([run, unlike], config, (0, 1, 2)) == []
+
+
+def test_processes_of_a_search_end_with_a_command_that_was_killed() -> None:
+    run = (
+        "import time; from functools import partial\n"
+        "from multiprocessing import get_context\n"
+        "from concurrent.futures import ProcessPoolExecutor; import claim_tuning\n"
+        "context, initializer = get_context('forkserver'), claim_tuning._end_with_parent\n"
+        "pool = ProcessPoolExecutor(1, mp_context=context, initializer=initializer)\n"
+        "pool.submit(partial(print, 'searching', flush=True)); pool.submit(time.sleep, 60)"
+    )
+    command = start([sys.executable, "-c", run], PYTHONPATH=os.pathsep.join(sys.path))
+    assert command.stdout is not None
+    assert command.stdout.readline() == "searching\n"
+    command.kill()
+    # Its output ends with the last process that writes to it.
+    command.communicate(timeout=30)
