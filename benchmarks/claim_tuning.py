@@ -40,7 +40,7 @@ MOST = 20
 RATIO = 2.0
 """Factor from one inner rate to the next."""
 LADDERS = {
-    "outer_lr": (0.4, 0.6, 0.8, 1.0, 1.25, 1.6, 2.0),
+    "outer_lr": (0.25, 0.4, 0.6, 0.8, 1.0, 1.25, 1.6, 2.0),
     "outer_momentum": (0.0, 0.3, 0.6, 0.8, 0.9),
     "feedback_decay": (0.0, 0.9, 1.0),
 }

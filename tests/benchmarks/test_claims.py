@@ -186,7 +186,11 @@ def test_rows_that_are_missing_stale_of_another_corpus_or_borrowed_decide_nothin
         ({"val_loss_by_seed": {"0": 1.0}}, "fewer than 3 seeds"),
     ):
         assert reason in why("noloco", rows | {"noloco": rows["noloco"] | changed})
-    assert "another K or H" in why("muloco 1 bit K=16", rows)
+    eight = "muloco 1 bit K=8"
+    chosen = {arm: own for arm, own in TUNED.chosen.items() if arm != eight}
+    few = SMALL.__class__(**vars(TUNED) | {"chosen": chosen})
+    of_four = rows[eight] | {"method": fingerprint(arms(few)[eight].method)}
+    assert "another K or H" in why(eight, rows | {eight: of_four}, few)
     chosen = {arm: own for arm, own in TUNED.chosen.items() if arm not in DECOUPLED}
     unsearched = SMALL.__class__(**vars(TUNED) | {"chosen": chosen})
     for setting in (unsearched, replace(unsearched, chosen=chosen | {DECOUPLED[0]: {}})):
