@@ -249,8 +249,7 @@ def search_all(
         return
     corpus = held_out(next(iter(configs.values())).data.corpus, out / "corpus")
     changes: dict[str, Any] = {"data.corpus": str(corpus), "data.tokenizer": "ids:256"}
-    context = get_context("forkserver")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_end_with_parent) as pool:
+    with _pool(jobs) as pool:
         running = {
             pool.submit(
                 search,
@@ -265,8 +264,13 @@ def search_all(
             yield running[ended], ended.result()
 
 
+def _pool(jobs: int) -> ProcessPoolExecutor:
+    """Processes that end with this one: a search went on for hours after it was killed."""
+    context = get_context("forkserver")
+    return ProcessPoolExecutor(jobs, mp_context=context, initializer=_end_with_parent)
+
+
 def _end_with_parent() -> None:
-    """Otherwise a search goes on for hours after its command was killed."""
     parent = parent_process()
     assert parent is not None
 

@@ -738,11 +738,8 @@ def test_runs_with_other_rates_are_not_taken_for_seeds_of_an_arm() -> None:
 
 def test_processes_of_a_search_end_with_a_command_that_was_killed() -> None:
     run = (
-        "import time; from functools import partial\n"
-        "from multiprocessing import get_context\n"
-        "from concurrent.futures import ProcessPoolExecutor; import claim_tuning\n"
-        "context, initializer = get_context('forkserver'), claim_tuning._end_with_parent\n"
-        "pool = ProcessPoolExecutor(1, mp_context=context, initializer=initializer)\n"
+        "import time; from functools import partial; import claim_tuning\n"
+        "pool = claim_tuning._pool(1)\n"
         "pool.submit(partial(print, 'searching', flush=True)); pool.submit(time.sleep, 60)"
     )
     command = start([sys.executable, "-c", run], PYTHONPATH=os.pathsep.join(sys.path))
