@@ -22,6 +22,7 @@ from claim_arms import (
     DENSITIES,
     FRONT,
     OVER_WORKERS,
+    OWN_RATES,
     OWNER_FEEDBACK,
     SCATTERED,
     UNTUNED,
@@ -263,6 +264,8 @@ def _bits() -> Iterator[Claim]:
         "muloco 1 bit",
         "muloco",
     )
+    text = "1-bit MuLoCo at rates of its own is as good as full precision"
+    yield _as_good(group, text, OURS, OWN_RATES, "muloco")
 
 
 def _sparse(setting: Setting) -> Iterator[Claim]:
