@@ -688,7 +688,7 @@ def test_pages_of_methods_have_the_losses_of_the_committed_table() -> None:
         "muloco",
         f"by {lone['mean']:.3f} ({lone['low']:+.3f} to {lone['high']:+.3f})",
         f"480 steps, the loss is {teams[0]}, {teams[1]} and {teams[2]}",
-        "ends below it, at {}, {} and {}".format(*one_bit),
+        "One bit without feedback ends at {}, {} and {}".format(*one_bit),
     )
     tells(
         "noloco",
