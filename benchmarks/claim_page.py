@@ -204,9 +204,8 @@ def _rates(setting: Setting) -> Iterator[str]:
         yield f"At this size only {' and '.join(setting.budget.names)} is searched, from the rates"
         yield f"of the small size, in runs of {setting.budget.steps} steps with seed 10 alone;"
         yield f"for {', '.join(setting.widened)} all settings are."
-    yield "The search is not complete: *seeds* are those that chose the rates (0 and 1 belong to an"
-    yield "earlier search of four candidates by reported losses), *untried* counts steps from the"
-    yield "chosen rates that were not run."
+    yield "*Seeds* are those that chose the rates (0 and 1 belong to an earlier search of four"
+    yield "candidates by reported losses); *untried* counts steps from the rates that did not run."
     yield ""
     names = ("inner_lr", "outer_lr", "outer_momentum", "feedback_decay")
     yield (
