@@ -112,11 +112,12 @@ def _test(setting: Setting, command: Command) -> None:
         return _write(setting, result(setting, {}, _committed(setting)))
     variants, seconds = _run(setting, command.out / "runs", command.seeds, command.arms)
     print(f"{seconds / 60:.1f} minutes", flush=True)
-    kept = _committed(setting) if command.arms else {"rows": {}}
-    found = result(setting, variants, kept)
     if command.write or (command.seeds == SEEDS and not _file(setting).is_file()):
-        return _write(setting, found)
-    sys.exit(reproduced(found, _committed(setting)))
+        kept = _committed(setting) if command.arms else {"rows": {}}
+        return _write(setting, result(setting, variants, kept))
+    configs = arms(setting)
+    ran = {arm: _row(variant, configs[arm]) for arm, variant in variants.items()}
+    sys.exit(reproduced({"rows": ran}, _committed(setting)))
 
 
 def _time_is_up(*_: object) -> None:

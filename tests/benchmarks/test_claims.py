@@ -385,6 +385,14 @@ def test_losses_are_equal_on_one_kind_of_machine_and_near_on_another(capsys) -> 
     assert again(first, corpus="f" * 64).startswith("not run: demo is of corpus ffff")
 
 
+def test_arms_that_did_not_run_reproduce_nothing(monkeypatch, tmp_path) -> None:
+    row = COMMITTED["rows"]["demo"] | {"val_loss_by_seed": {"9": 1.0}}
+    monkeypatch.setattr(claims, "_run", lambda *_: ({"demo": None}, 1.0))
+    monkeypatch.setattr(claims, "_row", lambda *_: row)
+    with pytest.raises(SystemExit, match="no rows"):
+        claims.main(claims.Command(setting="small", out=tmp_path, arms=("demo",)))
+
+
 def test_a_run_that_has_a_corpus_open_keeps_it_while_another_writes_it_again(tmp_path) -> None:
     split([b"a", b"b", b"c"], tmp_path, side=b"")
     with (tmp_path / "train.bin").open("rb") as file:
