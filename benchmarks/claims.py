@@ -298,7 +298,8 @@ def reproduced(found: Mapping[str, Any], committed: Mapping[str, Any]) -> str | 
     if differences and not off:
         return None
     named = (f"{arm}, seed {seed} by {by:.5f}" for (arm, seed), by in sorted(off.items()))
-    return "stale, or not reproduced: " + ("; ".join(named) or "no rows")
+    why = "; ".join(named) or "no loss of these arms and seeds is committed"
+    return f"stale, or not reproduced: {why}"
 
 
 def _allowed(rows: Mapping[str, Any]) -> dict[str, float]:
