@@ -1,6 +1,7 @@
 """Objects in memory, in a folder, and on a real S3 server that makes mistakes."""
 
 import asyncio
+import math
 import os
 import resource
 import sys
@@ -311,9 +312,14 @@ def loop() -> Iterator[VirtualLoop]:
     loop.close()
 
 
-def run(loop: VirtualLoop, store: ObjectStore, work: Coroutine[Any, Any, Any]) -> Any:
+def run(
+    loop: VirtualLoop,
+    store: ObjectStore,
+    work: Coroutine[Any, Any, Any],
+    faults: StoreFaults = StoreFaults(),  # noqa: B008 - nothing changes it
+) -> Any:
     store._store = SimpleNamespace(late_s=lambda key: 0.0)
-    store._obstore = VirtualStore(loop, Random(2), StoreFaults(), lambda key, raw: None)
+    store._obstore = VirtualStore(loop, Random(2), faults, lambda key, raw: None)
     return loop.run_until_complete(work)
 
 
@@ -361,3 +367,22 @@ def test_a_worker_that_is_lost_is_waited_for_no_longer(loop) -> None:
 
     assert list(run(loop, store, wait())) == [1]
     assert not absent_s  # it tells nothing of the next round
+
+
+def test_a_silent_worker_is_no_silent_store(loop) -> None:
+    """The last look at a distant store begins before the deadline, and is answered after it."""
+    store = ObjectStore("memory://")
+    store._is_remote = True
+
+    async def waits() -> None:
+        for tenths in range(50, 90):
+            began_s = now_s()
+            assert await store.get_all({1: "a"}, timeout_s=tenths / 10, nbytes=1) == {}
+            assert now_s() - began_s < tenths / 10 + 1
+
+    run(loop, store, waits(), StoreFaults(latency_s=0.3))
+    began_s = loop.time()
+    gone = StoreFaults(outages=[(began_s + 2, math.inf)])
+    with pytest.raises(ExchangeTimeout):
+        run(loop, store, store.get_all({1: "a"}, timeout_s=60, nbytes=1), gone)
+    assert loop.time() - began_s < 62

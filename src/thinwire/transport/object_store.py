@@ -319,7 +319,9 @@ class ObjectStore:
         asked = list(missing)
         while missing:
             asked_s = now_s()
-            looks = (self.get(missing[w], until_s, nbytes=nbytes, at=at.get(w)) for w in asked)
+            # The last look may be answered after the deadline: cut off, it would blame the store.
+            look_s = max(until_s, asked_s + min(timeout_s, _REQUEST_S))
+            looks = (self.get(missing[w], look_s, nbytes=nbytes, at=at.get(w)) for w in asked)
             there = await together(*looks, at_once=_AT_ONCE)
             come = {w: p for w, p in zip(asked, there, strict=True) if p is not None}
             found |= come
