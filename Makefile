@@ -25,7 +25,7 @@ test-all: .venv/.ready  ## run all tests, also real elastic processes, browser, 
 test-gpu: .venv/.ready  ## compare what a GPU computes with the CPU, bit for bit
 	$(BIN)/python -m pytest -m gpu
 
-claims: .venv/.ready  ## test the published claims, an hour and a half on two cores, against the committed table
+claims: .venv/.ready  ## test the published claims, two hours and a half on two cores, against the committed table
 	$(BIN)/python benchmarks/claims.py small runs/claims
 
 soak: .venv/.ready  ## kill, stop and cut off elastic workers at random, for half an hour

@@ -35,8 +35,8 @@ SCATTERED = ("muloco 2 bit", "muloco 1 bit", "streaming_muloco")
 OWNER_FEEDBACK = "muloco 1 bit, reduce-scatter, feedback of owners"
 DECOUPLED = ("decoupled momentum", "decoupled momentum, coupled")
 """Arms without a family, whose searches begin at the rates of others."""
-OWN_RATES = "muloco 1 bit, own rates"
-"""One bit with four workers at rates and feedback of its own; "muloco 1 bit" has those of fp32."""
+OWN_RATES = {bits: f"muloco {bits} bit, own rates" for bits in (4, 2, 1)}
+"""Few bits at rates and feedback of their own, by bits; "muloco 1 bit" has the rates of fp32."""
 
 
 def arms(setting: Setting) -> dict[str, TrainConfig]:
@@ -73,7 +73,7 @@ def borrowed(setting: Setting, arm: str, config: TrainConfig) -> str | None:
     of_setting = (setting.workers, setting.sync_every if config.method.sync_every > 1 else 1)
     if (config.workers, config.method.sync_every) != of_setting:
         return "rates of another K or H"
-    return "rates of another method" if arm in (*DECOUPLED, OWN_RATES) else None
+    return "rates of another method" if arm in (*DECOUPLED, *OWN_RATES.values()) else None
 
 
 def kind(method: Method) -> str:
@@ -132,16 +132,16 @@ def _bits(setting: Setting) -> Iterator[Method]:
     yield muloco("1 bit", Quantise(bits=1))
     yield muloco("1 bit, linear grid", Quantise(bits=1, grid=Linear(), groups=per_tensor))
     yield muloco("1 bit, no feedback", Quantise(bits=1), feedback=NoFeedback())
-    yield replace(muloco("1 bit", Quantise(bits=1)), name=OWN_RATES)
-    long = max(setting.intervals)
-    yield muloco(f"1 bit, H={long}", Quantise(bits=1), sync_every=long)
+    for bits, arm in OWN_RATES.items():
+        yield replace(muloco(f"{bits} bit", Quantise(bits=bits)), name=arm)
     if (few := setting.few_rounds) is not None:
         # The recipe's settings for as many rounds (12.5), which wire_claims.py found.
         recipe = laptop("muloco:bits=1:sync_every=128").method
         slots = {"feedback": recipe.feedback, "outer": recipe.outer}
         yield muloco(f"1 bit, H={few}", Quantise(bits=1), sync_every=few, **slots)
-    for name, codec in {"diloco 2 bit": two, "diloco 2 bit, linear grid": linear}.items():
-        yield renamed(setting, "diloco", name, codec=codec, feedback=_FEEDBACK)
+    adamw = {f"{bits} bit": Quantise(bits=bits) for bits in (4, 2, 1)}
+    for name, codec in (adamw | {"2 bit, linear grid": linear}).items():
+        yield renamed(setting, "diloco", f"diloco {name}", codec=codec, feedback=_FEEDBACK)
 
 
 def _sparse(setting: Setting) -> Iterator[Method]:

@@ -264,8 +264,9 @@ def _bits() -> Iterator[Claim]:
         "muloco 1 bit",
         "muloco",
     )
-    text = "1-bit MuLoCo at rates of its own is as good as full precision"
-    yield _as_good(group, text, OURS, OWN_RATES, "muloco")
+    for bits, arm in OWN_RATES.items():
+        text = f"{bits}-bit MuLoCo at rates of its own is as good as full precision"
+        yield _as_good(group, text, OURS, arm, "muloco")
 
 
 def _sparse(setting: Setting) -> Iterator[Claim]:

@@ -35,7 +35,7 @@ from thinwire.train.config import TrainConfig
 SEEDS = (10, 11, 12)
 FINALISTS = 4
 """Candidates that run with all seeds."""
-MOST = 20
+MOST = 40
 """The most candidates of an arm; a search that needs more has not found a minimum, and says so."""
 RATIO = 2.0
 """Factor from one inner rate to the next."""

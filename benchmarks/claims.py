@@ -1,6 +1,6 @@
 """The published claims, tested: `make claims`, or
 
-python benchmarks/claims.py small OUT              two cores, under half an hour a seed
+python benchmarks/claims.py small OUT              two cores, 50 minutes a seed
 python benchmarks/claims.py medium OUT             the main claims at 2.0M parameters: a day and a
                                                    night, or --minutes at a time; on a GPU, too,
                                                    with --jobs 12
