@@ -36,7 +36,7 @@ OWNER_FEEDBACK = "muloco 1 bit, reduce-scatter, feedback of owners"
 DECOUPLED = ("decoupled momentum", "decoupled momentum, coupled")
 """Arms without a family, whose searches begin at the rates of others."""
 OWN_RATES = {bits: f"muloco {bits} bit, own rates" for bits in (4, 2, 1)}
-"""Few bits at rates and feedback of their own, by bits; "muloco 1 bit" has the rates of fp32."""
+"""Few bits at rates and feedback of their own, by bits; other arms have the rates of fp32."""
 
 
 def arms(setting: Setting) -> dict[str, TrainConfig]:

@@ -305,7 +305,8 @@ class ObjectStore:
 
         Args:
             keys: names of the objects, by worker.
-            timeout_s: the longest time without a new object.
+            timeout_s: the longest time without a new object, and until the last look begins. A
+                store that falls silent then is waited for as long again, but at most 30 s.
             nbytes: about the size of each.
             at: the bytes to read, by worker; default all of them.
             absent_s: how long the first object was absent in earlier calls. Polling starts after
